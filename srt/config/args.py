@@ -1,0 +1,74 @@
+"""What the user typed. Frozen; nothing writes it, and only `resolve` and diagnostics read it.
+
+One field, one line: its default, the bag it lands in, help. The command line, the config file, the
+bags' leaves and the README's table are generated from these lines. `None` means "decide for me";
+`resolve` decides and says why. No `None` of that kind is left in a bag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def typed(default: Any, bag: str, help: str, choices: tuple[str, ...] = ()) -> Any:
+    """A dataclass field with its bag, its help and, for words, what is allowed."""
+    return field(default=default, metadata={"bag": bag, "help": help, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerArgs:
+    # fmt: off
+    model: str = typed("smollm2-135m", "model", "a known name, a GGUF file, a Hugging Face directory or a hub id")
+    served_model_name: str | None = typed(None, "model", "the name clients use")
+    tokenizer: str | None = typed(None, "model", "where the tokenizer is, if not with the model")
+    chat_template: str | None = typed(None, "model", "a Jinja file that replaces the model's own template")
+    load_format: str = typed("auto", "model", "how the weights are stored", ("auto", "safetensors", "gguf", "dummy", "script"))
+    dtype: str = typed("auto", "model", "type of weights and activations", ("auto", "bfloat16", "float16", "float32"))
+    quantization: str | None = typed(None, "model", "quantize the linears while loading", ("none", "int8"))
+    context_length: int | None = typed(None, "model", "longest prompt and output together, in tokens")
+    kv_cache_dtype: str = typed("auto", "model", "type of the KV cache", ("auto", "bfloat16", "float16", "float32"))
+    max_running: int | None = typed(None, "schedule", "requests that run at once")
+    max_queued: int = typed(1024, "schedule", "requests that may wait; the next one gets 429")
+    max_queued_tokens: int | None = typed(None, "schedule", "prompt tokens that may wait; past them 429")
+    max_step_tokens: int | None = typed(None, "schedule", "tokens in one step, decode and prefill together")
+    chunked_prefill_size: int | None = typed(None, "schedule", "prompt tokens of one request in one step; 0: whole prompts")
+    policy: str = typed("fcfs", "schedule", "who is admitted first", ("fcfs", "longest-prefix", "priority"))
+    page_size: int | None = typed(None, "schedule", "tokens in one KV page")
+    overlap: bool | None = typed(None, "schedule", "prepare the next step while the device runs this one")
+    max_total_tokens: int | None = typed(None, "schedule", "KV tokens in all; default: from the memory budget")
+    disable_chunked_prefix_cache: bool = typed(False, "schedule", "never read a long MLA prefix in chunks")
+    disable_radix_cache: bool = typed(False, "memory", "share no prefixes")
+    eviction_policy: str = typed("lru", "memory", "which cached page goes first", ("lru", "lfu"))
+    kv_memory_gb: float | None = typed(None, "memory", "memory for the KV cache, GB")
+    speculative_algorithm: str | None = typed(None, "spec", "how to draft tokens", ("none",))
+    attention_backend: str | None = typed(None, "exec", "attention for prefill and decode", ("sdpa", "native"))
+    prefill_attention_backend: str | None = typed(None, "exec", "attention for prefill only", ("sdpa", "native"))
+    decode_attention_backend: str | None = typed(None, "exec", "attention for decode only", ("sdpa", "native"))
+    native_kernels: bool | None = typed(None, "exec", "use the compiled CPU kernels; default: when a compiler or a cached build is there")
+    num_threads: int | None = typed(None, "exec", "threads of the model's forward on a CPU")
+    host: str = typed("127.0.0.1", "serving", "address of the HTTP gateway")
+    port: int = typed(8000, "serving", "port of the HTTP gateway; 0: any free one")
+    zmq_front: str | None = typed(None, "serving", "endpoint for ZMQ clients, ipc:// or tcp://; default: a private ipc file")
+    gateway: bool = typed(True, "serving", "start the HTTP gateway")
+    inline: bool = typed(False, "serving", "everything in one process, for the debugger")
+    api_key: str | None = typed(None, "serving", "key that HTTP clients must send")
+    admin_key: str | None = typed(None, "serving", "key for admin calls; default: the api key")
+    cors_origins: tuple[str, ...] = typed((), "serving", "origins that browsers may call from")
+    max_body_mb: float = typed(8.0, "serving", "largest HTTP body, MB")
+    max_prompt_chars: int = typed(4_000_000, "serving", "longest prompt text, characters")
+    max_n: int = typed(16, "serving", "most samples of one request")
+    max_logprobs: int = typed(20, "serving", "most logprobs at one position")
+    max_stop: int = typed(32, "serving", "most stop strings of one request")
+    max_stop_chars: int = typed(1024, "serving", "longest stop string, characters")
+    max_logit_bias: int = typed(1024, "serving", "most biased tokens of one request")
+    default_deadline: float = typed(600.0, "serving", "seconds a request may take if it sets no deadline")
+    stall_seconds: float = typed(20.0, "serving", "silence after which the engine counts as stuck")
+    drain_seconds: float = typed(30.0, "serving", "time for running requests after SIGTERM")
+    strict_fields: bool = typed(False, "serving", "refuse unknown HTTP fields instead of naming them in a header")
+    device: str = typed("auto", "device", "where the model runs", ("auto", "cpu"))
+    seed: int = typed(0, "device", "seed of dummy weights and of requests without one; 0: draw it at start")
+    log_level: str = typed("info", "observability", "how much is logged", ("debug", "info", "warning", "error"))
+    journal: str | None = typed(None, "observability", "record the scheduler's inputs into this file, for `tandem replay`")
+    step_log: int = typed(4096, "observability", "steps kept for `/requests` and the profile")
+    # fmt: on

@@ -1,0 +1,54 @@
+"""What is true before anything is decided: the machine and the checkpoint. Plain data, probed once by
+the supervisor and handed to every process, so that all of them resolve the same configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+CheckpointFormat = Literal["safetensors", "gguf", "script"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """A checkpoint, read without its weights.
+
+    `config` has the keys of a Hugging Face config.json; for a GGUF file they are translated, so that
+    whoever builds a model reads one vocabulary. `path` is a local folder or file.
+    """
+
+    name: str
+    path: str
+    format: CheckpointFormat
+    architecture: str  # e.g. LlamaForCausalLM
+    config: dict[str, Any]
+    context_length: int
+    dtype: str  # the type the weights were trained or stored in: bfloat16, float16, float32
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    num_parameters: int
+    end_token_ids: list[int]
+    generation_defaults: dict[str, Any] = field(default_factory=dict)  # generation_config.json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """`cpu_flags` are the kernel's names, e.g. avx512_bf16. Memory in bytes."""
+
+    num_cores: int
+    memory_total: int
+    memory_available: int
+    cpu_flags: list[str]
+    has_cuda: bool
+    compiler: str | None  # a C compiler's path, if there is one
+    versions: dict[str, str]  # python, torch, tandem, ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    machine: MachineFacts
+    model: ModelFacts

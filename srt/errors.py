@@ -1,0 +1,157 @@
+"""The exception tree. Each leaf has a wire code and an HTTP status.
+
+    TandemError
+    |-- RequestError                 the request is at fault; nothing else is touched
+    |   |-- InvalidRequest           400  invalid_value             names the field
+    |   |-- ContextLengthExceeded    400  context_length_exceeded   names both numbers
+    |   |-- RequestTooLarge          413  request_too_large
+    |   |-- UnsupportedMediaType     415  unsupported_media_type
+    |   |-- Unauthorized             401  invalid_api_key
+    |   |-- Forbidden                403  forbidden
+    |   |-- ModelNotFound            404  model_not_found
+    |   |-- NotFound                 404  not_found
+    |   |-- MethodNotAllowed         405  method_not_allowed
+    |   |-- DuplicateRequest         409  duplicate_request
+    |   |-- QueueFull                429  queue_full                carries retry_after
+    |   |-- DeadlineExceeded         408  timeout
+    |   `-- RequestAborted           499  aborted
+    `-- EngineError                  the engine is at fault or not there
+        |-- NotReady                 503  not_ready
+        |-- ShuttingDown             503  shutting_down
+        |-- EngineDead               503  engine_dead
+        |-- ProtocolError            500  protocol_error            bytes that are not our vocabulary
+        `-- InternalError            500  internal
+
+    ConfigError (ValueError)         a start-up wish that cannot be met; never crosses the wire
+
+`Failure` in `srt.wire.params` is what travels; `to_failure` and `from_failure` there convert.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TandemError(Exception):
+    """Root of everything this package raises on purpose.
+
+    `code` and `status` belong to the class; `param` names the request field at fault, if one is;
+    `retry_after` is in seconds.
+    """
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    kind: ClassVar[str] = "server_error"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+
+class RequestError(TandemError):
+    code = "invalid_value"
+    status = 400
+    kind = "invalid_request_error"
+
+
+class InvalidRequest(RequestError, ValueError):
+    pass
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class RequestTooLarge(RequestError):
+    code = "request_too_large"
+    status = 413
+
+
+class UnsupportedMediaType(RequestError):
+    code = "unsupported_media_type"
+    status = 415
+
+
+class Unauthorized(RequestError):
+    code = "invalid_api_key"
+    status = 401
+    kind = "authentication_error"
+
+
+class Forbidden(RequestError):
+    code = "forbidden"
+    status = 403
+    kind = "permission_error"
+
+
+class ModelNotFound(RequestError):
+    code = "model_not_found"
+    status = 404
+
+
+class NotFound(RequestError):
+    code = "not_found"
+    status = 404
+
+
+class MethodNotAllowed(RequestError):
+    code = "method_not_allowed"
+    status = 405
+
+
+class DuplicateRequest(RequestError):
+    code = "duplicate_request"
+    status = 409
+
+
+class QueueFull(RequestError):
+    code = "queue_full"
+    status = 429
+    kind = "rate_limit_error"
+
+
+class DeadlineExceeded(RequestError):
+    code = "timeout"
+    status = 408
+    kind = "server_error"
+
+
+class RequestAborted(RequestError):
+    code = "aborted"
+    status = 499
+
+
+class EngineError(TandemError):
+    pass
+
+
+class NotReady(EngineError):
+    code = "not_ready"
+    status = 503
+
+
+class ShuttingDown(EngineError):
+    code = "shutting_down"
+    status = 503
+
+
+class EngineDead(EngineError):
+    code = "engine_dead"
+    status = 503
+
+
+class ProtocolError(EngineError):
+    code = "protocol_error"
+
+
+class InternalError(EngineError):
+    pass
+
+
+class ConfigError(ValueError):
+    """A start-up setting that cannot be honoured. The message says what was asked, what was
+    found, what is allowed and what to change."""

@@ -1,0 +1,50 @@
+"""An attention backend: plan once per batch, run once per layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from srt.protocols.kv_pool import KVPool
+
+
+@dataclass(slots=True, kw_only=True)
+class AttentionBatch:
+    """The step's geometry on the device. S slices, T tokens; decode slices come first.
+
+    page_table: [max_rows, max_pages] int32. rows, starts, lengths: [S] int32 tensors; `*_host` are the
+    same numbers as lists, so that nothing needs a device sync. slots: [T] int64, where each token's K
+    and V go. positions: [T] int64.
+    """
+
+    num_decode: int  # the first num_decode slices have length 1
+    page_size: int
+    page_table: torch.Tensor
+    rows: torch.Tensor
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    rows_host: list[int]
+    starts_host: list[int]
+    lengths_host: list[int]
+    slots: torch.Tensor
+    positions: torch.Tensor
+
+
+class AttentionBackend(Protocol):
+    """Built after the runner's (prefill, decode) pair is stamped; may read the stamp."""
+
+    name: str
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Once per step, before the first layer. Keeps what `forward` needs until the next plan."""
+        ...
+
+    def forward(
+        self, q: torch.Tensor, layer: int, pool: KVPool, *, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """q: [T, q_heads, head_dim]; this step's K and V are already in the pool. Returns
+        [T, q_heads, head_dim]. Causal; `window` limits how far back a token sees, itself included."""
+        ...

@@ -1,0 +1,93 @@
+"""What the scheduler hands a runner for one step, and what comes back. No torch: plain numbers.
+
+Words: a *row* is a live request's place in the runner's tables (page table, sampler state, last
+token), a small int that is reused; a *page* is `page_size` consecutive token slots of the KV pool,
+page 0 is padding and belongs to nobody; a *slice* is one request's share of a step.
+
+Steps execute in launch order, like work on a CUDA stream: whatever a later batch writes (page table,
+sampler state, KV of a page that changed hands) happens after everything an earlier batch reads. That
+order is the only thing that makes the overlap loop safe, so a runner must keep it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from srt.wire.params import SamplingParams, TokenLogprobs
+
+
+@dataclass(slots=True, kw_only=True)
+class RowSetup:
+    """A row changes hands at the start of a step: forget its state and take this one.
+
+    `prompt_len` splits `tokens` into the prompt and what was generated before a retraction, so that
+    penalties, `min_tokens` and the noise counter continue where they were.
+    """
+
+    row: int
+    params: SamplingParams
+    tokens: list[int]
+    prompt_len: int
+    stop_ids: list[int]  # ids that cannot come before `min_tokens`: stop ids and end tokens
+
+
+@dataclass(slots=True, kw_only=True)
+class TableWrite:
+    """`page_table[row, first : first + len(pages)] = pages`, before the step's forward."""
+
+    row: int
+    first: int
+    pages: list[int]
+
+
+@dataclass(slots=True, kw_only=True)
+class Slice:
+    """Compute `length` tokens of `row` at positions `start .. start + length - 1`.
+
+    `tokens` None means one token: the last one sampled on this row, which may not have reached the
+    scheduler yet. `sample` draws a token from the last position; it becomes the row's last token.
+    `prompt_logprobs` k: also return, for each of these tokens, the logprob of the *next* prompt token,
+    given in `targets` (length `length`, or one less on the slice that ends the prompt).
+    """
+
+    row: int
+    start: int
+    length: int
+    tokens: list[int] | None
+    sample: bool
+    prompt_logprobs: int | None = None
+    targets: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class ForwardBatch:
+    """One step. Decode slices (length 1, `tokens` None) come first, then prefill slices."""
+
+    step: int
+    slices: list[Slice]
+    setups: list[RowSetup] = field(default_factory=list)
+    table_writes: list[TableWrite] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(piece.length for piece in self.slices)
+
+
+@dataclass(slots=True, kw_only=True)
+class SliceResult:
+    """What one slice gave. `tokens` is empty unless the slice sampled; speculation gives several."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None  # this request failed (for example NaN logits); the others did not
+
+
+@dataclass(slots=True, kw_only=True)
+class StepResult:
+    """Results in the order of the batch's slices. Times are seconds, for the step's profile."""
+
+    slices: list[SliceResult]
+    prepare_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0

@@ -1,0 +1,25 @@
+"""A KV pool: storage for pages, one K and one V plane per layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class KVPool(Protocol):
+    """Slot s of page p is row `p * page_size + s`. Planes are [num_pages * page_size, kv_heads,
+    head_dim] in the pool's dtype. Page 0 is padding: written by padded tokens, read by nobody."""
+
+    page_size: int
+    num_pages: int
+    num_layers: int
+    dtype: torch.dtype
+
+    def keys(self, layer: int) -> torch.Tensor: ...
+
+    def values(self, layer: int) -> torch.Tensor: ...
+
+    @property
+    def bytes_per_token(self) -> int: ...

@@ -1,0 +1,53 @@
+"""A prefix cache: which prompt prefixes already have their KV in pages. Pure: page ids, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from srt.wire.params import CacheReport
+
+
+@dataclass(slots=True, kw_only=True)
+class Match:
+    """Pages of the longest cached prefix, page aligned. The path stays locked (neither evicted nor
+    freed) until `release(handle)`."""
+
+    pages: list[int]
+    num_tokens: int
+    handle: int
+    report: CacheReport
+
+
+class PrefixCache(Protocol):
+    """Owns the pages it was given by `insert`. A page belongs to the free list, to one lease or to the
+    cache, never to two of them."""
+
+    def match(self, tokens: list[int], salt: str, limit: int) -> Match:
+        """Longest cached prefix of `tokens[:limit]`, locked. Refreshes recency."""
+        ...
+
+    def peek(self, tokens: list[int], salt: str, limit: int) -> int:
+        """Length of that prefix, in tokens. Locks nothing, refreshes nothing."""
+        ...
+
+    def insert(
+        self, tokens: list[int], salt: str, pages: list[int], handle: int
+    ) -> tuple[list[int], int]:
+        """Offer whole pages for `tokens` (len(pages) * page_size of them); the first ones are those the
+        handle already locks. Returns the cache's own pages for the same tokens and a handle that locks
+        them all instead of the old one. Where these differ from the offered ones, the offered page was a
+        duplicate and stays the caller's."""
+        ...
+
+    def release(self, handle: int) -> None: ...
+
+    def evict(self, num_pages: int) -> list[int]:
+        """Gives up to `num_pages` unlocked pages back, in the policy's order."""
+        ...
+
+    @property
+    def num_pages(self) -> int: ...
+
+    @property
+    def num_evictable(self) -> int: ...

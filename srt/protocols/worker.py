@@ -1,0 +1,45 @@
+"""What the scheduler sees of a model: launch a step, wait for its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from srt.protocols.forward_batch import ForwardBatch, StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """Fixed once the worker is ready. `num_pages` counts the padding page 0."""
+
+    vocab_size: int
+    context_length: int  # tokens, prompt and output together
+    num_pages: int
+    page_size: int
+    max_rows: int
+    end_token_ids: list[int]
+    memory_bytes: dict[str, int]  # who got how much: weights, kv, activations, ...
+
+
+class Ticket(Protocol):
+    """A launched step."""
+
+    def done(self) -> bool: ...
+
+    def wait(self) -> StepResult:
+        """Blocks. Raises whatever the step raised; then no result of it may be used."""
+        ...
+
+
+class Worker(Protocol):
+    @property
+    def facts(self) -> WorkerFacts: ...
+
+    def launch(self, batch: ForwardBatch) -> Ticket:
+        """Queues the step behind the earlier ones and returns at once. The batch is the worker's from
+        here on."""
+        ...
+
+    def close(self) -> None:
+        """Waits for launched steps, then frees threads and memory. Idempotent."""
+        ...
