@@ -28,7 +28,7 @@ from srt.wire.params import (
 VERSION = 1
 
 Topic = Literal[
-    "audit", "cache", "config", "flush_cache", "metrics", "request", "requests", "server_info"
+    "audit", "config", "flush_cache", "health", "metrics", "profile", "request", "requests"
 ]
 
 
@@ -101,7 +101,8 @@ class Detokenize(Message, tag="detokenize"):
 
 class Ask(Message, tag="ask"):
     """A question to the engine; answered by `Answer` or `Refused`. `argument`: a request id for
-    "request", seconds to wait for "flush_cache"."""
+    "request", seconds to wait for "flush_cache". "health" is answered by the tokenizer itself, the
+    others by the scheduler."""
 
     rid: str
     topic: Topic
