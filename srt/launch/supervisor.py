@@ -1,0 +1,128 @@
+"""Starts the processes in order, says what it waits for, notices a dead one, ends them all.
+
+    starting -> ready -> draining -> ended
+                   \\-> failed (a child died): open requests end with an error, then everything ends
+
+The supervisor itself holds no request and imports neither torch nor zmq.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Mapping
+
+import orjson
+
+from srt.errors import ConfigError, EngineDead
+from srt.launch.child import Child, Event
+
+log = logging.getLogger(__name__)
+
+ROLES = ("scheduler", "detokenizer", "tokenizer", "gateway")
+LISTENERS = ("tokenizer", "gateway")  # those who can tell clients that another process died
+Progress = Callable[[str, str, float | None], None]  # role, phase, fraction
+
+
+def show_nothing(role: str, phase: str, fraction: float | None) -> None:
+    """The progress callback of those who do not look."""
+
+
+class Supervisor:
+    """Owns the children. `boot` is the boot record of all of them; `roles` may leave the gateway out."""
+
+    def __init__(
+        self, *, boot: bytes, roles: tuple[str, ...], environment: Mapping[str, str]
+    ) -> None:
+        self._boot = boot
+        self._roles = roles
+        self._environment = environment
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._children: dict[str, Child] = {}
+        self.ready: dict[str, dict[str, object]] = {}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {role: child.pid for role, child in self._children.items()}
+
+    def start(self, progress: Progress = show_nothing, timeout: float = 600.0) -> None:
+        """Returns when every child is ready. Raises ConfigError with a child's own words if it refused
+        its configuration, EngineDead if it died or took longer than `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        try:
+            for role in self._roles:
+                self._children[role] = Child(role, self._boot, self._events, self._environment)
+            while len(self.ready) < len(self._roles):
+                self._await_report(progress, deadline)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _await_report(self, progress: Progress, deadline: float) -> None:
+        waiting = [role for role in self._roles if role not in self.ready]
+        try:
+            event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise EngineDead(f"{', '.join(waiting)} did not get ready in time") from None
+        if event.exit_code is not None:
+            raise EngineDead(f"{event.role} ended with code {event.exit_code} while starting")
+        report = event.report
+        if "error" in report:
+            raise ConfigError(str(report["error"]))
+        if "ready" in report:
+            self.ready[event.role] = report["ready"]
+            progress(event.role, "ready", 1.0)
+        elif "phase" in report:
+            progress(event.role, str(report["phase"]), report.get("fraction"))
+        elif "stray" in report:
+            log.warning("%s printed: %s", event.role, report["stray"])
+
+    def watch(self, timeout: float | None = None) -> str | None:
+        """Blocks until a child ends and returns its role, or None after `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                event = self._events.get(timeout=left)
+            except queue.Empty:
+                return None
+            if event.exit_code is not None:
+                log.error("%s ended with code %s", event.role, event.exit_code)
+                return event.role
+            if "stray" in event.report:
+                log.warning("%s printed: %s", event.role, event.report["stray"])
+
+    def announce_death(self, role: str) -> None:
+        """Lets the living processes end every open request with an error."""
+        notice = orjson.dumps({"dead": role})
+        for listener in LISTENERS:
+            if listener in self._children:
+                self._children[listener].tell(notice)
+
+    def drain(self, seconds: float, is_forced: Callable[[], bool] = lambda: False) -> None:
+        """Asks those who take requests to refuse new ones and finish the rest, gateway first, then the
+        tokenizer; returns when they are gone, when `seconds` have passed, or when `is_forced`."""
+        deadline = time.monotonic() + seconds
+        for role in ("gateway", "tokenizer"):
+            child = self._children.get(role)
+            if child is None:
+                continue
+            child.ask_to_stop()
+            while child.is_alive and time.monotonic() < deadline and not is_forced():
+                time.sleep(0.02)
+
+    def stop(self, grace: float = 3.0) -> dict[str, int]:
+        """Ends every child and returns the exit codes. Idempotent."""
+        for child in self._children.values():
+            child.ask_to_stop()
+        codes = {
+            role: self._children[role].end(grace)
+            for role in reversed(ROLES)
+            if role in self._children
+        }
+        self._children.clear()
+        return codes
+
+    def kill(self) -> None:
+        self.stop(grace=0.5)
