@@ -1,0 +1,60 @@
+"""x W^T + b with the weight packed once into the layout its implementation reads fastest.
+
+A packed linear holds ONE copy of the weight and nothing of the tensor it was made from (except
+`reference`, and `torch` where oneDNN cannot pack, which keep that very tensor). It offers no rows
+back: with a tied embedding, keep the original matrix for the row gather beside the packed head.
+int8 weights and activations: the formula stands in `reference.py`.
+Rows: in `native` and `reference` a row's result does not depend on the other rows of the batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from kernels.choice import (
+    check_shape,
+    refuse_implementation,
+)
+from kernels.linear import composed
+from kernels.linear.reference import ReferenceLinear
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.native_build import Library
+
+QUANTIZATIONS: tuple[str | None, ...] = (None, "int8")
+
+
+class Linear(Protocol):
+    @property
+    def bytes(self) -> int:
+        """What the packed form holds: weight, scales and bias."""
+        ...
+
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
+        """x: [T, K] in the weight's dtype, contiguous. Returns [T, N]. Unchecked."""
+        ...
+
+
+def pack_linear(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    quantization: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    implementation: str = "torch",
+    library: Library | None = None,
+) -> Linear:
+    """weight: [N, K]; bias: [N]. `out_dtype`: float32 for logits, say; default: x's dtype."""
+    check_shape("weight", weight, (None, None))
+    if bias is not None:
+        check_shape("bias", bias, (weight.shape[0],))
+    if quantization not in QUANTIZATIONS:
+        raise ValueError(f"quantization must be None or 'int8', not {quantization!r}")
+    match implementation:
+        case "reference":
+            return ReferenceLinear(weight, bias, quantization, out_dtype)
+        case "torch":
+            return composed.pack(weight, bias, quantization, out_dtype)
+    refuse_implementation(implementation)

@@ -1,0 +1,53 @@
+"""All ops of a model's forward, chosen once by one word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from kernels import linear, paged_attention, rms_norm, rope, silu_mul
+from kernels.rms_norm import AddRMSNorm, RMSNorm
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.native_build import Library
+
+
+class PackLinear(Protocol):
+    def __call__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        quantization: str | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> linear.Linear: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ops:
+    """The unchecked callables; each op's package documents its arguments."""
+
+    implementation: str
+    rms_norm: RMSNorm
+    add_rms_norm: AddRMSNorm
+    rope_write_kv: rope.RopeWriteKV
+    silu_mul: silu_mul.SiluMul
+    paged_attention: paged_attention.PagedAttention
+    pack_linear: PackLinear
+
+
+def select(implementation: str, library: Library | None = None) -> Ops:
+    """implementation: "reference", "torch" or "native"; native needs the library and bfloat16."""
+    norms = rms_norm.select(implementation, library)
+    return Ops(
+        implementation=implementation,
+        rms_norm=norms.rms_norm,
+        add_rms_norm=norms.add_rms_norm,
+        rope_write_kv=rope.select(implementation, library),
+        silu_mul=silu_mul.select(implementation, library),
+        paged_attention=paged_attention.select(implementation, library),
+        pack_linear=partial(linear.pack_linear, implementation=implementation, library=library),
+    )
