@@ -24,7 +24,7 @@
 
     ConfigError (ValueError)         a start-up wish that cannot be met; never crosses the wire
 
-`Failure` in `srt.wire.params` is what travels; `to_failure` and `from_failure` there convert.
+`Failure` in `srt.wire.params` is what travels; `srt.wire.convert` converts.
 """
 
 from __future__ import annotations

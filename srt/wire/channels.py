@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from srt.wire.messages import FrontReply, FrontRequest, Message
 
-T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
 
 
 class ChannelClosed(Exception):
@@ -33,20 +33,20 @@ class Sender(Protocol):
     def close(self) -> None: ...
 
 
-class Receiver(Protocol[T_co]):
+class Receiver(Protocol[T]):
     """The receiving end in an asyncio process."""
 
-    async def receive(self) -> list[T_co]:
+    async def receive(self) -> list[T]:
         """Waits for at least one message and returns all that are there, in order."""
         ...
 
     def close(self) -> None: ...
 
 
-class PollingReceiver(Protocol[T_co]):
+class PollingReceiver(Protocol[T]):
     """The receiving end in the scheduler's plain loop."""
 
-    def drain(self, timeout: float | None) -> list[T_co]:
+    def drain(self, timeout: float | None) -> list[T]:
         """All that is there. 0: do not wait; None: block until there is something; else seconds."""
         ...
 

@@ -19,7 +19,6 @@ from srt.wire.params import (
     ChatOptions,
     Failure,
     Finish,
-    Record,
     SamplingParams,
     TextOptions,
     TokenLogprobs,
@@ -36,6 +35,10 @@ class Message(
     msgspec.Struct, tag_field="t", forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
     """Base of everything that travels on a socket."""
+
+
+class Item(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Base of the parts of a batch message."""
 
 
 # --- FRONT, client to tokenizer ------------------------------------------------------------------
@@ -125,7 +128,7 @@ class Welcome(Message, tag="welcome"):
     config_hash: str
 
 
-class Output(Record):
+class Output(Item):
     """What one step gave one sample of one request. The first item of a request has `accepted`, the
     last one of each sample has `finish`."""
 
@@ -231,7 +234,7 @@ class Drain(Message, tag="drain"):
 # --- STEP, scheduler to detokenizer --------------------------------------------------------------
 
 
-class TokenItem(Record):
+class TokenItem(Item):
     """What one step gave one uid. `opened` comes first and once, `finish` last and once."""
 
     uid: int
@@ -258,7 +261,7 @@ class Reply(Message, tag="reply"):
 # --- TEXT, detokenizer to tokenizer --------------------------------------------------------------
 
 
-class TextItem(Record):
+class TextItem(Item):
     """`TokenItem` with text. `stopped`: the detokenizer ended it (a stop string), so the scheduler must
     be told."""
 

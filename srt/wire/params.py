@@ -13,7 +13,9 @@ import msgspec
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-class Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class Record(
+    msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, frozen=True
+):
     """Base of every untagged value on the wire."""
 
 
@@ -116,8 +118,10 @@ class Timing(Record, frozen=True):
 class CacheReport(Record, frozen=True):
     """Where the prefix match ended and why.
 
-    `reason`: disabled, empty, diverged, end_of_prompt, page_rounding, prompt_logprobs.
-    `position` is the first prompt token that had to be computed.
+    `reason`: disabled, empty (no cached prompt under this salt), diverged, end_of_cache (the cached
+    prompt went no further), end_of_prompt, page_rounding (less than a page is left), prompt_logprobs.
+    `position` is the first prompt token that had to be computed, a page boundary; the token at the
+    point of divergence may stand up to a page later.
     """
 
     matched_tokens: int = 0
