@@ -21,7 +21,7 @@ class Match:
 
 class PrefixCache(Protocol):
     """Owns the pages it was given by `insert`. A page belongs to the free list, to one lease or to the
-    cache, never to two of them."""
+    cache, never to two of them. `salt` separates prompts whose tokens are equal but whose KV is not."""
 
     def match(self, tokens: list[int], salt: str, limit: int) -> Match:
         """Longest cached prefix of `tokens[:limit]`, locked. Refreshes recency."""
@@ -37,7 +37,8 @@ class PrefixCache(Protocol):
         """Offer whole pages for `tokens` (len(pages) * page_size of them); the first ones are those the
         handle already locks. Returns the cache's own pages for the same tokens and a handle that locks
         them all instead of the old one. Where these differ from the offered ones, the offered page was a
-        duplicate and stays the caller's."""
+        duplicate and stays the caller's. The list may be shorter than what was offered: the rest was not
+        taken and stays the caller's too."""
         ...
 
     def release(self, handle: int) -> None: ...
@@ -46,8 +47,26 @@ class PrefixCache(Protocol):
         """Gives up to `num_pages` unlocked pages back, in the policy's order."""
         ...
 
+    def flush(self) -> list[int]:
+        """Gives every unlocked page back. With no request running that is all of them."""
+        ...
+
     @property
     def num_pages(self) -> int: ...
 
     @property
     def num_evictable(self) -> int: ...
+
+    # What an audit reads; each may cost a walk over everything cached.
+
+    def owned_pages(self) -> list[int]: ...
+
+    def live_handles(self) -> set[int]: ...
+
+    def locked_pages(self, handle: int) -> list[int]:
+        """The pages a handle locks, in prompt order."""
+        ...
+
+    def problems(self) -> list[str]:
+        """Everything derived again from scratch; one sentence for each broken invariant."""
+        ...
