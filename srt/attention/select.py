@@ -1,0 +1,51 @@
+"""Chooses a runner's attention backends by name, from the capability table, and builds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.paged_attention import PagedAttention
+from srt.attention.capability import TABLE, Need, lacks
+from srt.attention.hybrid import HybridAttention
+from srt.attention.native import NativeAttention
+from srt.attention.sdpa import SdpaAttention
+from srt.errors import ConfigError
+from srt.protocols.attention import AttentionBackend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendPair:
+    prefill: str
+    decode: str
+
+
+def select_backend(wish: str | None, need: Need, field: str) -> str:
+    """The wished backend, or without a wish the best one that lacks nothing.
+
+    Raises ConfigError saying what each candidate lacks; `field` names the setting.
+    """
+    lacking = {row.name: lacks(row, need) for row in TABLE}
+    if wish is None:
+        for name, reasons in lacking.items():
+            if not reasons:
+                return name
+    elif wish not in lacking:
+        raise ConfigError(f"{field}={wish}: no such backend; known: {', '.join(lacking)}")
+    elif not lacking[wish]:
+        return wish
+    listing = "; ".join(f"{name}: {', '.join(why) or 'can'}" for name, why in lacking.items())
+    raise ConfigError(f"{field}={wish or 'auto'} cannot be met. {listing}")
+
+
+def build_backend(pair: BackendPair, paged_attention: PagedAttention) -> AttentionBackend:
+    """`paged_attention` is the runner's own kernel; only the native backend calls it."""
+
+    def build(name: str) -> AttentionBackend:
+        if name == "native":
+            return NativeAttention(paged_attention)
+        assert name == "sdpa", name
+        return SdpaAttention()
+
+    if pair.prefill == pair.decode:
+        return build(pair.decode)
+    return HybridAttention(prefill=build(pair.prefill), decode=build(pair.decode))

@@ -1,0 +1,41 @@
+"""KV pools: the tensors behind the pages. Who owns which page is decided elsewhere, without tensors."""
+
+from __future__ import annotations
+
+import torch
+
+
+class PagedKVPool:
+    """One K and one V plane per layer, each [num_pages * page_size, kv_heads, head_dim].
+
+    Everything lies in one zeroed allocation, so memory that was never written costs nothing on a CPU.
+    Page 0 stays zero as long as nobody writes to it; gathers use it as padding.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.num_layers = num_layers
+        self.dtype = dtype
+        shape = (2 * num_layers, num_pages * page_size, num_kv_heads, head_dim)
+        planes = torch.zeros(shape, dtype=dtype, device=device)
+        self._planes = list(planes.unbind(0))
+        self.bytes_per_token = 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """The K plane of `layer`; a view, written in place."""
+        return self._planes[2 * layer]
+
+    def values(self, layer: int) -> torch.Tensor:
+        """The V plane of `layer`; a view, written in place."""
+        return self._planes[2 * layer + 1]

@@ -1,0 +1,77 @@
+"""What a model is made of, declared before a byte is read: a model's `parameters` is its weight map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from kernels.linear import Linear
+
+ParameterKind = Literal["tensor", "norm", "linear"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One checkpoint tensor, under its Hugging Face name, as it must be shaped."""
+
+    source: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One tensor of the running model: its parts, stacked along rows in this order.
+
+    A linear has weights [out, in] and may have biases [out]; it is packed as soon as its last part has
+    arrived, so a fused linear never exists twice.
+    """
+
+    name: str
+    kind: ParameterKind
+    parts: tuple[Part, ...]
+    biases: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A filled model: every declared parameter once, under its own name."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    linears: dict[str, Linear] = field(default_factory=dict)
+
+
+def tensor(name: str, source: str, *shape: int) -> Parameter:
+    return Parameter(name=name, kind="tensor", parts=(Part(source=source, shape=shape),))
+
+
+def norm(name: str, source: str, size: int) -> Parameter:
+    """A norm's scale, [size]."""
+    return Parameter(name=name, kind="norm", parts=(Part(source=source, shape=(size,)),))
+
+
+def linear(
+    name: str, prefix: str, outputs: dict[str, int], inputs: int, *, bias: bool = False
+) -> Parameter:
+    """`outputs`: module name under `prefix` and its number of rows, in the order they are stacked."""
+    return Parameter(
+        name=name,
+        kind="linear",
+        parts=tuple(
+            Part(source=f"{prefix}{module}.weight", shape=(rows, inputs))
+            for module, rows in outputs.items()
+        ),
+        biases=tuple(
+            Part(source=f"{prefix}{module}.bias", shape=(rows,))
+            for module, rows in outputs.items()
+            if bias
+        ),
+    )
+
+
+def head(name: str, embedding: str, vocab_size: int, hidden_size: int, *, tied: bool) -> Parameter:
+    """The output projection; a tied one is filled from the embedding's tensor."""
+    source = embedding if tied else "lm_head.weight"
+    part = Part(source=source, shape=(vocab_size, hidden_size))
+    return Parameter(name=name, kind="linear", parts=(part,))

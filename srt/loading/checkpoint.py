@@ -1,0 +1,67 @@
+"""Opens a checkpoint by its load format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from srt.config.facts import ModelFacts
+from srt.errors import ConfigError
+from srt.layers.parameters import Parameter
+from srt.loading.dummy import dummy_tensors
+from srt.loading.gguf_index import GGUFFile
+from srt.loading.gguf_weights import gguf_tensors, rope_divisors
+from srt.loading.safetensors_files import safetensors_tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """`tensors`: (Hugging Face name, tensor), read as they are asked for. `rope_divisors`: [head_dim/2]
+    or None; a GGUF file stores Llama 3's rope scaling as these numbers instead of parameters."""
+
+    tensors: Iterator[tuple[str, torch.Tensor]]
+    rope_divisors: torch.Tensor | None = None
+
+
+def open_checkpoint(
+    path: Path,
+    load_format: str,
+    facts: ModelFacts,
+    parameters: list[Parameter],
+    *,
+    dtype: torch.dtype,
+    seed: int,
+) -> Checkpoint:
+    """`parameters` is what the model asks for; names that older exporters add to it are dropped. `dtype`
+    is what quantized values are decoded into. Raises ConfigError for a format that is not one."""
+    if load_format == "dummy":
+        return Checkpoint(tensors=dummy_tensors(parameters, seed))
+    wanted = {
+        part.source for parameter in parameters for part in (*parameter.parts, *parameter.biases)
+    }
+    if load_format == "gguf":
+        file = GGUFFile(path)
+        return Checkpoint(
+            tensors=_without_leftovers(gguf_tensors(file, facts, dtype), wanted),
+            rope_divisors=rope_divisors(file),
+        )
+    if load_format == "safetensors":
+        return Checkpoint(tensors=_without_leftovers(safetensors_tensors(path), wanted))
+    raise ConfigError(
+        f"load_format {load_format!r} holds no weights this runner can read; "
+        "known: safetensors, gguf, dummy"
+    )
+
+
+def _without_leftovers(
+    tensors: Iterator[tuple[str, torch.Tensor]], wanted: set[str]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Old exporters store rope frequencies, which are computed here, and some store a tied output
+    projection a second time. Both say nothing new."""
+    for name, value in tensors:
+        is_tied_head = name == "lm_head.weight" and name not in wanted
+        if not is_tied_head and not name.endswith(".rotary_emb.inv_freq"):
+            yield name, value

@@ -1,0 +1,26 @@
+"""Reproducible noise in place of weights, for tests and timing without a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from zlib import crc32
+
+import torch
+
+from srt.layers.parameters import Parameter
+
+SPREAD = 0.02  # standard deviation, what fresh models of this kind start from
+
+
+def dummy_tensors(parameters: list[Parameter], seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Float32 noise for every source, keyed by (seed, name): neither order nor sharding matters. Norms
+    scatter around one."""
+    seen: set[str] = set()
+    for parameter in parameters:
+        for part in (*parameter.parts, *parameter.biases):
+            if part.source in seen:
+                continue
+            seen.add(part.source)
+            generator = torch.Generator().manual_seed(crc32(part.source.encode()) + (seed << 32))
+            values = torch.empty(part.shape).normal_(0.0, SPREAD, generator=generator)
+            yield part.source, values + 1.0 if parameter.kind == "norm" else values

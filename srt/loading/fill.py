@@ -1,0 +1,97 @@
+"""Puts checkpoint tensors where the model wants them: each exactly once, or the load fails by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from kernels.linear import Linear
+from srt.errors import ConfigError
+from srt.layers.parameters import Parameter, Part, Weights
+
+Pack = Callable[[str, torch.Tensor, torch.Tensor | None], Linear]
+NamedTensors = Iterable[tuple[str, torch.Tensor]]
+
+SHOWN = 5  # names listed in an error before "and N more"
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A parameter some of whose parts have arrived."""
+
+    parameter: Parameter
+    arrived: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.arrived) == len(self.parameter.parts) + len(self.parameter.biases)
+
+    def stack(self, parts: tuple[Part, ...]) -> torch.Tensor | None:
+        tensors = [self.arrived.pop(part.source) for part in parts]
+        if not tensors:
+            return None
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def fill(
+    parameters: list[Parameter],
+    checkpoint: NamedTensors,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    pack: Pack,
+    origin: str,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> Weights:
+    """Consumes `checkpoint`, converts each tensor to `dtype` and packs linears as they complete, so
+    memory stays at the model plus one parameter.
+
+    `pack(name, weight [out, in], bias [out] or None)` takes ownership. Raises ConfigError naming the
+    tensor that is unknown, missing, there twice, or of the wrong shape (with both shapes).
+    """
+    wanted = _destinations(parameters)
+    seen: set[str] = set()
+    weights = Weights()
+    for source, given in checkpoint:
+        if source not in wanted:
+            raise ConfigError(f"{origin}: tensor {source!r} belongs to no parameter of this model")
+        if source in seen:
+            raise ConfigError(f"{origin}: tensor {source!r} is there twice")
+        seen.add(source)
+        moved = given.to(device=device, dtype=dtype)
+        for pending, part in wanted[source]:
+            if tuple(given.shape) != part.shape:
+                raise ConfigError(
+                    f"{origin}: tensor {source!r} has shape {list(given.shape)}; "
+                    f"the model's configuration asks for {list(part.shape)}"
+                )
+            pending.arrived[source] = moved
+            if pending.is_complete:
+                _finish(pending, weights, pack)
+        progress(len(seen) / len(wanted))
+    missing = sorted(wanted.keys() - seen)
+    if missing:
+        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        raise ConfigError(f"{origin}: missing tensors: {', '.join(missing[:SHOWN])}{more}")
+    return weights
+
+
+def _destinations(parameters: list[Parameter]) -> dict[str, list[tuple[_Pending, Part]]]:
+    wanted: dict[str, list[tuple[_Pending, Part]]] = {}
+    for parameter in parameters:
+        pending = _Pending(parameter)
+        for part in (*parameter.parts, *parameter.biases):
+            wanted.setdefault(part.source, []).append((pending, part))
+    return wanted
+
+
+def _finish(pending: _Pending, weights: Weights, pack: Pack) -> None:
+    parameter = pending.parameter
+    value, bias = pending.stack(parameter.parts), pending.stack(parameter.biases)
+    assert value is not None, parameter.name
+    if parameter.kind == "linear":
+        weights.linears[parameter.name] = pack(parameter.name, value, bias)
+    else:
+        weights.tensors[parameter.name] = value.contiguous()

@@ -1,0 +1,88 @@
+"""A checkpoint's config.json as typed numbers. Unknown kinds are refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from srt.config.facts import ModelFacts
+from srt.errors import ConfigError
+from srt.layers.rope import RopeScaling, read_rope_scaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arch:
+    """What a dense decoder of the Llama kind needs to know about itself.
+
+    `windows` has one entry per layer: how many tokens back a token sees, itself included; None: all.
+    """
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    norm_eps: float
+    tied: bool
+    attention_bias: bool
+    mlp_bias: bool
+    rope: RopeScaling
+    windows: tuple[int | None, ...]
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+def read_arch(facts: ModelFacts) -> Arch:
+    """Raises ConfigError naming the key that this engine cannot honour."""
+    config = facts.config
+    activation = config.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ConfigError(
+            f"{facts.name}: hidden_act {activation!r} is not implemented for "
+            f"{facts.architecture}, only silu"
+        )
+    return Arch(
+        name=facts.architecture,
+        num_layers=facts.num_layers,
+        hidden_size=facts.hidden_size,
+        intermediate_size=_need(config, "intermediate_size", facts.name),
+        num_heads=facts.num_heads,
+        num_kv_heads=facts.num_kv_heads,
+        head_dim=facts.head_dim,
+        vocab_size=facts.vocab_size,
+        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        attention_bias=bool(config.get("attention_bias", False)),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        rope=read_rope_scaling(config, facts.head_dim, facts.name),
+        windows=_windows(config, facts.num_layers),
+    )
+
+
+def _need(config: dict[str, Any], key: str, name: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int):
+        raise ConfigError(f"{name}: config.json lacks {key}, or it is no integer: {value!r}")
+    return value
+
+
+def _windows(config: dict[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    """Mistral gives one window for all layers. Qwen gives one, a switch, and the layers it is for:
+    `layer_types` in newer files, all from `max_window_layers` on in older ones."""
+    window = config.get("sliding_window")
+    if not window or not config.get("use_sliding_window", True):
+        return (None,) * num_layers
+    kinds = config.get("layer_types")
+    if kinds is not None:
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    first = config.get("max_window_layers", 0)
+    return tuple(window if layer >= first else None for layer in range(num_layers))

@@ -1,0 +1,56 @@
+"""Pieces that dense decoders share as they are; whatever differs stays in the family's own file."""
+
+from __future__ import annotations
+
+from typing import Protocol, Self
+
+import torch
+
+from kernels.linear import Linear
+from kernels.ops import Ops
+from srt.layers.parameters import Parameter, Weights
+from srt.models.arch import Arch
+from srt.protocols.attention import AttentionBackend, AttentionBatch
+from srt.protocols.kv_pool import KVPool
+
+
+class CausalModel(Protocol):
+    """What a runner needs of a model. T tokens, H hidden size, S rows to score, V vocabulary."""
+
+    @classmethod
+    def parameters(cls, arch: Arch) -> list[Parameter]:
+        """The weight map: every parameter, and the checkpoint tensors that fill it."""
+        ...
+
+    @classmethod
+    def build(cls, arch: Arch, weights: Weights, ops: Ops, cos_sin: torch.Tensor) -> Self: ...
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        batch: AttentionBatch,
+        pool: KVPool,
+        attention: AttentionBackend,
+        keep: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """token_ids [T] int64, planned `attention`. Writes K and V of all T tokens; returns the final
+        normed hidden states [T, H], or only those of the tokens `keep` [S] int64 names: [S, H]."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [S, H] -> [S, V] float32."""
+        ...
+
+
+class GatedMlp:
+    """down(silu(gate(x)) * up(x)), with gate and up in one linear."""
+
+    __slots__ = ("gate_up", "down", "silu_mul")
+
+    def __init__(self, weights: Weights, name: str, ops: Ops) -> None:
+        self.gate_up: Linear = weights.linears[f"{name}.gate_up"]
+        self.down: Linear = weights.linears[f"{name}.down"]
+        self.silu_mul = ops.silu_mul
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.silu_mul(self.gate_up(x)))

@@ -1,0 +1,22 @@
+"""Which linears a quantization method touches. How they are packed is `kernels.linear`'s."""
+
+from __future__ import annotations
+
+from srt.errors import ConfigError
+
+METHODS = ("int8",)
+
+
+def quantization_of(parameter: str, method: str | None) -> str | None:
+    """The method for one linear, by its parameter name, or None to leave it as stored.
+
+    int8: every linear, the output projection too: on small models it is a large share of the bytes
+    read per token. Norms and the embedding are no linears.
+    """
+    if method is None:
+        return None
+    if method not in METHODS:
+        raise ConfigError(
+            f"quantization {method!r} is not implemented; known: {', '.join(METHODS)}"
+        )
+    return method

@@ -1,0 +1,16 @@
+"""Type names, as configuration spells them, and torch's own."""
+
+from __future__ import annotations
+
+import torch
+
+from srt.errors import ConfigError
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def torch_dtype(name: str, field: str) -> torch.dtype:
+    """Raises ConfigError naming the field."""
+    if name not in DTYPES:
+        raise ConfigError(f"{field} {name!r} is not known; allowed: {', '.join(DTYPES)}")
+    return DTYPES[name]

@@ -1,0 +1,120 @@
+"""From a step's plain numbers to the tensors a model reads. No Python per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+
+from srt.protocols.attention import AttentionBatch
+from srt.protocols.forward_batch import ForwardBatch, Slice
+from srt.runner.page_table import PageTable
+
+
+@dataclass(slots=True, kw_only=True)
+class StepInputs:
+    """`keep` names the tokens whose hidden states are wanted: first the last token of each sampling
+    slice, then the tokens whose successors' logprobs are asked for. None: every token, in order."""
+
+    token_ids: torch.Tensor  # [T] int64
+    attention: AttentionBatch
+    keep: torch.Tensor | None  # [K] int64
+    sampling: list[Slice]
+    scoring: list[Slice]
+
+
+def build_inputs(
+    batch: ForwardBatch, table: PageTable, last_tokens: torch.Tensor, page_size: int
+) -> StepInputs:
+    """`last_tokens` [max_rows] int64 gives decode slices their token. Table writes must be in."""
+    slices = batch.slices
+    rows_host = [piece.row for piece in slices]
+    starts_host = [piece.start for piece in slices]
+    lengths_host = [piece.length for piece in slices]
+    rows = np.array(rows_host, dtype=np.int32)
+    starts = np.array(starts_host, dtype=np.int32)
+    lengths = np.array(lengths_host, dtype=np.int32)
+    num_decode = next(
+        (i for i, piece in enumerate(slices) if piece.tokens is not None), len(slices)
+    )
+    num_tokens = int(lengths.sum())
+    positions, slots = _place(table, rows, starts, lengths, num_tokens, page_size)
+    device = table.tensor.device
+    attention = AttentionBatch(
+        num_decode=num_decode,
+        page_size=page_size,
+        page_table=table.tensor,
+        rows=torch.from_numpy(rows).to(device),
+        starts=torch.from_numpy(starts).to(device),
+        lengths=torch.from_numpy(lengths).to(device),
+        rows_host=rows_host,
+        starts_host=starts_host,
+        lengths_host=lengths_host,
+        slots=torch.from_numpy(slots).to(device),
+        positions=torch.from_numpy(positions).to(device),
+    )
+    sampling = [piece for piece in slices if piece.sample]
+    scoring = [piece for piece in slices if piece.targets and piece.prompt_logprobs is not None]
+    return StepInputs(
+        token_ids=_token_ids(slices, attention, last_tokens, num_tokens),
+        attention=attention,
+        keep=_keep(slices, lengths, num_tokens, device),
+        sampling=sampling,
+        scoring=scoring,
+    )
+
+
+def _place(
+    table: PageTable,
+    rows: np.ndarray[tuple[int], np.dtype[np.int32]],
+    starts: np.ndarray[tuple[int], np.dtype[np.int32]],
+    lengths: np.ndarray[tuple[int], np.dtype[np.int32]],
+    num_tokens: int,
+    page_size: int,
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """Each token's position in its row and its slot in the pool."""
+    if num_tokens == len(rows):
+        positions = starts.astype(np.int64)
+    else:
+        first_token = np.cumsum(lengths) - lengths
+        positions = np.arange(num_tokens) + np.repeat(starts - first_token, lengths)
+        rows = np.repeat(rows, lengths)
+    if page_size == 1:
+        slots = table.host[rows, positions].astype(np.int64)
+    else:
+        pages, offsets = np.divmod(positions, page_size)
+        slots = table.host[rows, pages].astype(np.int64) * page_size + offsets
+    return positions, slots
+
+
+def _token_ids(
+    slices: list[Slice], attention: AttentionBatch, last_tokens: torch.Tensor, num_tokens: int
+) -> torch.Tensor:
+    num_decode = attention.num_decode
+    relayed = last_tokens[attention.rows[:num_decode].long()]
+    if num_decode == len(slices):
+        return relayed
+    given = chain.from_iterable(piece.tokens or () for piece in slices[num_decode:])
+    typed = np.fromiter(given, dtype=np.int64, count=num_tokens - num_decode)
+    return torch.cat((relayed, torch.from_numpy(typed).to(relayed.device)))
+
+
+def _keep(
+    slices: list[Slice],
+    lengths: np.ndarray[tuple[int], np.dtype[np.int32]],
+    num_tokens: int,
+    device: torch.device,
+) -> torch.Tensor | None:
+    if num_tokens == len(slices) and all(piece.sample and not piece.targets for piece in slices):
+        return None
+    ends = np.cumsum(lengths, dtype=np.int64).tolist()
+    chosen = [end - 1 for end, piece in zip(ends, slices, strict=True) if piece.sample]
+    for end, piece in zip(ends, slices, strict=True):
+        if piece.prompt_logprobs is not None:
+            first = end - piece.length
+            chosen.extend(range(first, first + len(piece.targets)))
+    if not chosen:  # kernels are not asked to run on nothing
+        chosen = [0]
+    return torch.tensor(chosen, dtype=torch.int64, device=device)

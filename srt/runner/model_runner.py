@@ -1,0 +1,167 @@
+"""One model with its weights, KV pool and attention backends. Target and draft are the same class.
+
+Everything that may differ between two runners in one process comes in through the `RunnerSpec` and
+stays on the runner. Life: construct (stamps only), `load`, `allocate`, `init_backends`, `forward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from kernels.linear import Linear
+from kernels.ops import Ops
+from srt.attention.capability import Need
+from srt.attention.select import BackendPair, build_backend, select_backend
+from srt.cache.pools import PagedKVPool
+from srt.config.facts import ModelFacts
+from srt.config.runner_spec import RunnerSpec
+from srt.layers.rope import build_cos_sin
+from srt.loading.checkpoint import open_checkpoint
+from srt.loading.fill import fill
+from srt.models.arch import read_arch
+from srt.models.blocks import CausalModel
+from srt.models.registry import model_class
+from srt.protocols.attention import AttentionBackend
+from srt.protocols.forward_batch import ForwardBatch
+from srt.quant.methods import quantization_of
+from srt.runner.dtypes import torch_dtype
+from srt.runner.inputs import StepInputs, build_inputs
+from srt.runner.page_table import PageTable
+
+Progress = Callable[[str, float], None]
+
+
+def quiet(phase: str, fraction: float) -> None:
+    """A progress callback that shows nothing."""
+
+
+class ModelRunner:
+    """Stamps, all set before anything is built: role, context_length, load_format, dtype,
+    kv_cache_dtype, quantization and the (prefill, decode) pair of attention backends."""
+
+    def __init__(
+        self, spec: RunnerSpec, facts: ModelFacts, *, ops: Ops, device: torch.device, seed: int
+    ) -> None:
+        """Raises ConfigError for a model, type or backend that cannot run here."""
+        self.spec = spec
+        self.role = spec.role
+        self.context_length = spec.context_length
+        self.load_format = spec.load_format
+        self.quantization = spec.quantization
+        self.dtype = torch_dtype(spec.dtype, "dtype")
+        self.kv_cache_dtype = torch_dtype(spec.kv_cache_dtype, "kv_cache_dtype")
+        self.device = device
+        self.seed = seed
+        self.ops = ops
+        self.facts = facts
+        self.arch = read_arch(facts)
+        self.attention_pair = self._select_pair()
+        self._model_class = model_class(facts.architecture)
+        self._model: CausalModel | None = None
+        self._pool: PagedKVPool | None = None
+        self._backend: AttentionBackend | None = None
+        self._table: PageTable | None = None
+        self._last_tokens = torch.empty(0, dtype=torch.int64, device=device)
+        self.weight_bytes = 0
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return 2 * self.arch.num_layers * self.arch.kv_size * self.kv_cache_dtype.itemsize
+
+    @property
+    def pool(self) -> PagedKVPool:
+        assert self._pool is not None, "allocate comes first"
+        return self._pool
+
+    def load(self, progress: Progress = quiet) -> None:
+        """Reads, converts and packs the weights. Raises ConfigError naming the tensor at fault."""
+        path = Path(self.spec.model_path)
+        parameters = self._model_class.parameters(self.arch)
+        checkpoint = open_checkpoint(
+            path, self.load_format, self.facts, parameters, dtype=self.dtype, seed=self.seed
+        )
+        weights = fill(
+            parameters,
+            checkpoint.tensors,
+            dtype=self.dtype,
+            device=self.device,
+            pack=self._pack,
+            origin=str(path),
+            progress=lambda fraction: progress("weights", fraction),
+        )
+        cos_sin = build_cos_sin(
+            self.arch.rope, self.context_length, self.device, checkpoint.rope_divisors
+        )
+        self._model = self._model_class.build(self.arch, weights, self.ops, cos_sin)
+        self.weight_bytes = sum(value.nbytes for value in weights.tensors.values())
+        self.weight_bytes += sum(packed.bytes for packed in weights.linears.values())
+
+    def allocate(self, *, num_pages: int, page_size: int, max_rows: int) -> None:
+        """The KV pool and the per-row tables."""
+        self._pool = PagedKVPool(
+            num_pages=num_pages,
+            page_size=page_size,
+            num_layers=self.arch.num_layers,
+            num_kv_heads=self.arch.num_kv_heads,
+            head_dim=self.arch.head_dim,
+            dtype=self.kv_cache_dtype,
+            device=self.device,
+        )
+        max_pages = -(-self.context_length // page_size)
+        self._table = PageTable(max_rows=max_rows, max_pages=max_pages, device=self.device)
+        self._last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=self.device)
+
+    def init_backends(self) -> None:
+        """Builds the stamped pair; nothing configured may change afterwards."""
+        self._backend = build_backend(self.attention_pair, self.ops.paged_attention)
+
+    def prepare(self, batch: ForwardBatch) -> StepInputs:
+        """Applies the step's table writes and builds its tensors."""
+        assert self._table is not None and self._backend is not None
+        self._table.write(batch.table_writes)
+        inputs = build_inputs(batch, self._table, self._last_tokens, self.pool.page_size)
+        self._backend.plan(inputs.attention)
+        return inputs
+
+    def forward(self, inputs: StepInputs) -> torch.Tensor:
+        """Hidden states of the kept tokens, [K, H]. K and V of all the step's tokens are written."""
+        assert self._model is not None and self._backend is not None
+        return self._model.forward(
+            inputs.token_ids, inputs.attention, self.pool, self._backend, inputs.keep
+        )
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[S, H] -> [S, V] float32."""
+        assert self._model is not None
+        return self._model.logits(hidden)
+
+    def remember(self, rows: list[int], tokens: torch.Tensor) -> None:
+        """`tokens` [len(rows)] int64 become the rows' last tokens, read by their next decode slice."""
+        self._last_tokens[rows] = tokens
+
+    def _select_pair(self) -> BackendPair:
+        need = Need(
+            device=self.device.type,
+            dtype=self.spec.kv_cache_dtype,
+            head_dim=self.arch.head_dim,
+            window=any(window is not None for window in self.arch.windows),
+            has_library=self.ops.implementation == "native",
+        )
+        spec = self.spec
+        return BackendPair(
+            prefill=select_backend(
+                spec.prefill_attention_backend, need, "prefill_attention_backend"
+            ),
+            decode=select_backend(spec.decode_attention_backend, need, "decode_attention_backend"),
+        )
+
+    def _pack(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        return self.ops.pack_linear(
+            weight,
+            bias,
+            quantization=quantization_of(name, self.quantization),
+            out_dtype=torch.float32 if name == "head" else None,
+        )
