@@ -1,0 +1,84 @@
+"""What the routes of one gateway share."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from srt.errors import EngineDead, ShuttingDown, TandemError
+from srt.gateway.auth import key_of
+from srt.gateway.checks import Bounds
+from srt.gateway.engine import Engine
+from srt.gateway.live import Live
+from srt.gateway.settings import GatewaySettings
+from srt.gateway.tally import build_tally
+from srt.metrics.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Gateway:
+    engine: Engine
+    settings: GatewaySettings
+    live: Live = field(default_factory=Live)
+    tally: Registry = field(default_factory=build_tally)
+    started: int = field(default_factory=lambda: int(time.time()))  # unix seconds
+    has_answered: bool = False  # the first real token was produced
+    num_tokens: int = 0  # that passed through here
+
+    @property
+    def model(self) -> str:
+        return self.settings.model or self.engine.welcome.model
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the engine's configuration, so that a caller of `seed` can tell."""
+        return f"fp_{self.engine.welcome.config_hash[:16]}"
+
+    def bounds(self) -> Bounds:
+        return Bounds(settings=self.settings, vocab_size=self.engine.welcome.vocab_size)
+
+    def tenant(self, request: Request) -> str:
+        name = request.headers.get("x-tandem-tenant", "")[:64]
+        return self.settings.tenant_of(key_of(request), name)
+
+    def request_id(self, request: Request, chosen: str | None) -> str:
+        """The caller's name for it, or its `x-request-id` and a part that makes it unique, since one
+        trace may hold many requests. Never used twice, not even after a restart."""
+        if chosen is not None:
+            return chosen
+        unique = uuid.uuid4().hex
+        given: str | None = request.scope.get("given_request_id")
+        return f"{given}-{unique[:12]}" if given else unique
+
+    async def drain(self) -> None:
+        """Refuse new work, give open requests their time, then end them with an error."""
+        self.live.is_draining = True
+        if await self.live.wait_empty(self.settings.drain_seconds):
+            return
+        logger.warning("%d requests are still open after the drain time", len(self.live))
+        try:
+            await self.engine.abort(None)
+        except TandemError as error:
+            logger.warning("they could not be aborted: %s", error.message)
+        await self.live.wait_empty(2.0)
+
+    def seen_by_caller(self, error: TandemError) -> TandemError:
+        """Requests that the drain ended did not ask for it."""
+        if self.live.is_draining and error.code == "aborted":
+            return ShuttingDown("the server is shutting down; the answer is not complete")
+        return error
+
+    async def ask_health(self) -> dict[str, Any]:
+        """Raises a TandemError when the engine does not answer in time or has not moved."""
+        health = await self.engine.health(self.settings.health_seconds)
+        age = float(health.get("engine_age", 0.0))
+        if age > self.settings.stall_seconds or health.get("phase") == "stalled":
+            raise EngineDead(f"the engine has not moved for {age:.1f} s")
+        return health
