@@ -57,8 +57,8 @@ class RouterEnd(Protocol):
     """The tokenizer's end of the front hop. A peer is an opaque identity."""
 
     async def receive(self) -> list[tuple[bytes, FrontRequest]]:
-        """Like `Receiver.receive`. A frame that is not a message is answered with `Refused` (rid "")
-        and is not returned."""
+        """Like `Receiver.receive`. A frame that is not a message is answered with `Refused` (under
+        its rid where that can be read, else "") and is not returned."""
         ...
 
     def send(self, peer: bytes, message: FrontReply) -> None:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+import msgspec
+
 from srt.errors import ProtocolError
 from srt.wire.channels import PeerGone, PeerSlow
 from srt.wire.codec import Decoder
@@ -13,6 +15,13 @@ from srt.wire.convert import to_failure
 from srt.wire.messages import FrontReply, FrontRequest, Refused
 
 T = TypeVar("T")
+
+
+class _Named(msgspec.Struct):
+    rid: str = ""
+
+
+_named = msgspec.msgpack.Decoder(_Named)
 logger = logging.getLogger(__name__)
 
 
@@ -34,7 +43,8 @@ def requests_in(
     reply: Callable[[bytes, FrontReply], None],
 ) -> list[tuple[bytes, FrontRequest]]:
     """The requests among what clients sent; each parcel is the peer and its frames. Whatever is not
-    one request in one frame is answered with `Refused` under the empty rid."""
+    one request in one frame is answered with `Refused`, under the rid it names if that can be read,
+    else under the empty one."""
     requests = []
     for peer, *frames in parcels:
         try:
@@ -44,7 +54,16 @@ def requests_in(
         except ProtocolError as error:
             logger.warning("refused a frame of client %s: %s", peer.hex(), error)
             try:
-                reply(peer, Refused(rid="", failure=to_failure(error)))
+                reply(peer, Refused(rid=_rid_of(frames), failure=to_failure(error)))
             except (PeerGone, PeerSlow):
                 logger.info("client %s is not there to be told", peer.hex())
     return requests
+
+
+def _rid_of(frames: list[bytes]) -> str:
+    if len(frames) != 1:
+        return ""
+    try:
+        return _named.decode(memoryview(frames[0])[1:]).rid
+    except (msgspec.DecodeError, RecursionError):
+        return ""
