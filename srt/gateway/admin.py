@@ -17,7 +17,6 @@ from srt.gateway.body import read_object
 from srt.gateway.checks import refuse
 from srt.gateway.errors import json_response
 from srt.gateway.state import Gateway
-from srt.gateway.version import VERSION
 
 MAX_FLUSH_WAIT = 3600.0  # seconds
 
@@ -108,7 +107,7 @@ def describe(gateway: Gateway) -> dict[str, Any]:
         settings[name] = len(settings[name])
     welcome = msgspec.to_builtins(gateway.engine.welcome)
     return {
-        "version": VERSION,
+        "version": gateway.version,
         "model": gateway.model,
         "engine": {name: value for name, value in welcome.items() if name not in ("t", "rid")},
         "settings": settings,

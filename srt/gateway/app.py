@@ -30,7 +30,6 @@ from srt.gateway.errors import error_response
 from srt.gateway.feed import settle
 from srt.gateway.settings import GatewaySettings
 from srt.gateway.state import Gateway
-from srt.gateway.version import VERSION
 
 EXPOSED = ["x-request-id", "x-tandem-ignored", "retry-after", "x-should-retry"]
 
@@ -48,7 +47,9 @@ def create_app(engine: Engine, settings: GatewaySettings) -> FastAPI:
         finally:
             await settle(warming)
 
-    app = FastAPI(title="Tandem", version=VERSION, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title="Tandem", version=gateway.version, docs_url=None, redoc_url=None, lifespan=lifespan
+    )
     app.state.gateway = gateway
     with_key = [Depends(doors.caller)]
     app.include_router(completion_routes.routes(gateway), dependencies=with_key)

@@ -10,7 +10,6 @@ from starlette.responses import HTMLResponse, Response
 
 from srt.gateway.errors import json_response
 from srt.gateway.fields import PATHS, fields_of
-from srt.gateway.version import VERSION
 
 _STYLE = (
     "body{font:15px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
@@ -28,14 +27,14 @@ def routes(app: FastAPI) -> APIRouter:
 
     @router.get("/version")
     async def version() -> Response:
-        return json_response({"version": VERSION})
+        return json_response({"version": app.version})
 
     return router
 
 
 def page(app: FastAPI) -> str:
     rows = "".join(
-        f"<tr><td>{' '.join(sorted(route.methods or ()))}</td><td><code>{escape(route.path)}</code></td></tr>"
+        f"<tr><td>{' '.join(sorted(route.methods or ()))}<td><code>{escape(route.path)}</code></tr>"
         for route in _api_routes(app)
     )
     tables = "".join(
@@ -50,7 +49,7 @@ def page(app: FastAPI) -> str:
     )
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Tandem</title>"
-        f"<style>{_STYLE}</style><h1>Tandem {escape(VERSION)}</h1>"
+        f"<style>{_STYLE}</style><h1>Tandem {escape(app.version)}</h1>"
         f"<p>Machine-readable: <a href=/openapi.json>openapi.json</a></p>"
         f"<table>{rows}</table>{tables}</html>"
     )

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from srt.errors import TandemError
 from srt.gateway.state import Gateway
-from srt.gateway.version import VERSION
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Snapshot = dict[str, dict[str, Any]]
@@ -38,7 +37,7 @@ async def collect(gateway: Gateway) -> Snapshot:
         tally.put("engine_up", 0)
     tally.put("http_live_requests", len(gateway.live))
     build = {
-        "version": VERSION,
+        "version": gateway.version,
         "model": gateway.model,
         "config_hash": gateway.engine.welcome.config_hash,
     }

@@ -17,6 +17,7 @@ from srt.gateway.engine import Engine
 from srt.gateway.live import Live
 from srt.gateway.settings import GatewaySettings
 from srt.gateway.tally import build_tally
+from srt.gateway.version import find_version
 from srt.metrics.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class Gateway:
     live: Live = field(default_factory=Live)
     tally: Registry = field(default_factory=build_tally)
     started: int = field(default_factory=lambda: int(time.time()))  # unix seconds
+    version: str = field(default_factory=find_version)
     has_answered: bool = False  # the first real token was produced
     num_tokens: int = 0  # that passed through here
 

@@ -37,9 +37,9 @@ def _read_message(where: str, item: Any, ignored: list[str], strict: bool) -> Ch
         )
     if role not in _ROLES:
         refuse(f"{where}.role", f"must be one of {', '.join(_ROLES)}, not {show(role)}")
-    for name in ("tool_calls", "function_call", "audio"):
-        if item.get(name):
-            refuse(f"{where}.{name}", "only text is supported in messages yet")
+    for key in ("tool_calls", "function_call", "audio"):
+        if item.get(key):
+            refuse(f"{where}.{key}", "only text is supported in messages yet")
     for key, extra in item.items():
         if key not in _KNOWN and extra is not None:
             if strict and key not in _WITHOUT_EFFECT:
