@@ -1,0 +1,44 @@
+"""The heartbeat through all three processes, as numbers. Pure: the clock is an argument."""
+
+from __future__ import annotations
+
+from srt.wire.messages import Turn
+from srt.wire.silence import Silence
+
+
+class Ring:
+    """One `Turn` is under way at a time. It is sent again only after a whole stall, so that a stopped
+    engine does not find thousands of them when it wakes up. Times in seconds, monotonic."""
+
+    def __init__(self, stall_seconds: float, tick: float, now: float) -> None:
+        self._stall_seconds = stall_seconds
+        self._silence = Silence(tick, now)
+        self._number = 0
+        self._sent = -float("inf")
+        self._is_back = True
+        self.has_turned = False
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was last seen to turn (or since the start)."""
+        return self._silence.seconds
+
+    @property
+    def is_stalled(self) -> bool:
+        return self.age > self._stall_seconds
+
+    def beat(self, now: float) -> Turn | None:
+        """The turn to send now, if one is due. Call it every tick."""
+        self._silence.advance(now)
+        due = 1.0 if self._is_back else self._stall_seconds
+        if now - self._sent < due:
+            return None
+        self._number += 1
+        self._sent = now
+        self._is_back = False
+        return Turn(number=self._number)
+
+    def returned(self, turn: Turn) -> None:
+        self._silence.heard()
+        self.has_turned = True
+        self._is_back = self._is_back or turn.number == self._number
