@@ -11,9 +11,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def typed(default: Any, bag: str, help: str, choices: tuple[str, ...] = ()) -> Any:
-    """A dataclass field with its bag, its help and, for words, what is allowed."""
-    return field(default=default, metadata={"bag": bag, "help": help, "choices": choices})
+def typed(
+    default: Any,
+    bag: str,
+    help: str,
+    choices: tuple[str, ...] = (),
+    *,
+    least: float | None = None,
+    at_load: bool = False,
+    secret: bool = False,
+) -> Any:
+    """A dataclass field with its bag and its help.
+
+    bag: the namespace of its leaf; "runner": it may differ between target and draft, so it becomes part
+    of the `RunnerSpec` and of no bag. choices: the words allowed. least: the smallest number allowed.
+    at_load: the leaf may be changed by `declare_load_time_override`. secret: never shown.
+    """
+    metadata: dict[str, Any] = {"bag": bag, "help": help, "choices": choices}
+    metadata |= {"least": least, "at_load": at_load, "secret": secret}
+    return field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,52 +39,52 @@ class ServerArgs:
     served_model_name: str | None = typed(None, "model", "the name clients use")
     tokenizer: str | None = typed(None, "model", "where the tokenizer is, if not with the model")
     chat_template: str | None = typed(None, "model", "a Jinja file that replaces the model's own template")
-    load_format: str = typed("auto", "model", "how the weights are stored", ("auto", "safetensors", "gguf", "dummy", "script"))
-    dtype: str = typed("auto", "model", "type of weights and activations", ("auto", "bfloat16", "float16", "float32"))
-    quantization: str | None = typed(None, "model", "quantize the linears while loading", ("none", "int8"))
-    context_length: int | None = typed(None, "model", "longest prompt and output together, in tokens")
-    kv_cache_dtype: str = typed("auto", "model", "type of the KV cache", ("auto", "bfloat16", "float16", "float32"))
-    max_running: int | None = typed(None, "schedule", "requests that run at once")
-    max_queued: int = typed(1024, "schedule", "requests that may wait; the next one gets 429")
-    max_queued_tokens: int | None = typed(None, "schedule", "prompt tokens that may wait; past them 429")
-    max_step_tokens: int | None = typed(None, "schedule", "tokens in one step, decode and prefill together")
-    chunked_prefill_size: int | None = typed(None, "schedule", "prompt tokens of one request in one step; 0: whole prompts")
+    load_format: str = typed("auto", "runner", "how the weights are stored", ("auto", "safetensors", "gguf", "dummy", "script"))
+    dtype: str = typed("auto", "runner", "type of weights and activations", ("auto", "bfloat16", "float16", "float32"))
+    quantization: str | None = typed(None, "runner", "quantize the linears while loading", ("none", "int8"))
+    context_length: int | None = typed(None, "runner", "longest prompt and output together, in tokens", least=1)
+    kv_cache_dtype: str = typed("auto", "runner", "type of the KV cache", ("auto", "bfloat16", "float16", "float32"))
+    max_running: int | None = typed(None, "schedule", "requests that run at once", least=1, at_load=True)
+    max_queued: int = typed(1024, "schedule", "requests that may wait; the next one gets 429", least=0)
+    max_queued_tokens: int | None = typed(None, "schedule", "prompt tokens that may wait; past them 429", least=1)
+    max_step_tokens: int | None = typed(None, "schedule", "tokens in one step, decode and prefill together", least=1)
+    chunked_prefill_size: int | None = typed(None, "schedule", "prompt tokens of one request in one step; 0: whole prompts", least=0)
     policy: str = typed("fcfs", "schedule", "who is admitted first", ("fcfs", "longest-prefix", "priority"))
-    page_size: int | None = typed(None, "schedule", "tokens in one KV page")
+    page_size: int | None = typed(None, "schedule", "tokens in one KV page", least=1)
     overlap: bool | None = typed(None, "schedule", "prepare the next step while the device runs this one")
-    max_total_tokens: int | None = typed(None, "schedule", "KV tokens in all; default: from the memory budget")
-    disable_chunked_prefix_cache: bool = typed(False, "schedule", "never read a long MLA prefix in chunks")
+    max_total_tokens: int | None = typed(None, "schedule", "KV tokens in all; default: from the memory budget", least=1, at_load=True)
+    disable_chunked_prefix_cache: bool = typed(False, "schedule", "never read a long MLA prefix in chunks", at_load=True)
     disable_radix_cache: bool = typed(False, "memory", "share no prefixes")
     eviction_policy: str = typed("lru", "memory", "which cached page goes first", ("lru", "lfu"))
-    kv_memory_gb: float | None = typed(None, "memory", "memory for the KV cache, GB")
+    kv_memory_gb: float | None = typed(None, "memory", "memory for the KV cache, GB", least=0)
     speculative_algorithm: str | None = typed(None, "spec", "how to draft tokens", ("none",))
-    attention_backend: str | None = typed(None, "exec", "attention for prefill and decode", ("sdpa", "native"))
-    prefill_attention_backend: str | None = typed(None, "exec", "attention for prefill only", ("sdpa", "native"))
-    decode_attention_backend: str | None = typed(None, "exec", "attention for decode only", ("sdpa", "native"))
-    native_kernels: bool | None = typed(None, "exec", "use the compiled CPU kernels; default: when a compiler or a cached build is there")
-    num_threads: int | None = typed(None, "exec", "threads of the model's forward on a CPU")
+    attention_backend: str | None = typed(None, "runner", "attention for prefill and decode", ("sdpa", "native"))
+    prefill_attention_backend: str | None = typed(None, "runner", "attention for prefill only", ("sdpa", "native"))
+    decode_attention_backend: str | None = typed(None, "runner", "attention for decode only", ("sdpa", "native"))
+    native_kernels: bool | None = typed(None, "exec", "use the compiled CPU kernels; default: when a compiler or a cached build is there", at_load=True)
+    num_threads: int | None = typed(None, "exec", "threads of the model's forward on a CPU", least=1)
     host: str = typed("127.0.0.1", "serving", "address of the HTTP gateway")
-    port: int = typed(8000, "serving", "port of the HTTP gateway; 0: any free one")
+    port: int = typed(8000, "serving", "port of the HTTP gateway; 0: any free one", least=0)
     zmq_front: str | None = typed(None, "serving", "endpoint for ZMQ clients, ipc:// or tcp://; default: a private ipc file")
     gateway: bool = typed(True, "serving", "start the HTTP gateway")
     inline: bool = typed(False, "serving", "everything in one process, for the debugger")
-    api_key: str | None = typed(None, "serving", "key that HTTP clients must send")
-    admin_key: str | None = typed(None, "serving", "key for admin calls; default: the api key")
+    api_key: str | None = typed(None, "serving", "key that HTTP clients must send", secret=True)
+    admin_key: str | None = typed(None, "serving", "key for admin calls; default: the api key", secret=True)
     cors_origins: tuple[str, ...] = typed((), "serving", "origins that browsers may call from")
-    max_body_mb: float = typed(8.0, "serving", "largest HTTP body, MB")
-    max_prompt_chars: int = typed(4_000_000, "serving", "longest prompt text, characters")
-    max_n: int = typed(16, "serving", "most samples of one request")
-    max_logprobs: int = typed(20, "serving", "most logprobs at one position")
-    max_stop: int = typed(32, "serving", "most stop strings of one request")
-    max_stop_chars: int = typed(1024, "serving", "longest stop string, characters")
-    max_logit_bias: int = typed(1024, "serving", "most biased tokens of one request")
-    default_deadline: float = typed(600.0, "serving", "seconds a request may take if it sets no deadline")
-    stall_seconds: float = typed(20.0, "serving", "silence after which the engine counts as stuck")
-    drain_seconds: float = typed(30.0, "serving", "time for running requests after SIGTERM")
+    max_body_mb: float = typed(8.0, "serving", "largest HTTP body, MB", least=0)
+    max_prompt_chars: int = typed(4_000_000, "serving", "longest prompt text, characters", least=1)
+    max_n: int = typed(16, "serving", "most samples of one request", least=1)
+    max_logprobs: int = typed(20, "serving", "most logprobs at one position", least=0)
+    max_stop: int = typed(32, "serving", "most stop strings of one request", least=0)
+    max_stop_chars: int = typed(1024, "serving", "longest stop string, characters", least=1)
+    max_logit_bias: int = typed(1024, "serving", "most biased tokens of one request", least=0)
+    default_deadline: float = typed(600.0, "serving", "seconds a request may take if it sets no deadline", least=0)
+    stall_seconds: float = typed(20.0, "serving", "silence after which the engine counts as stuck", least=0)
+    drain_seconds: float = typed(30.0, "serving", "time for running requests after SIGTERM", least=0)
     strict_fields: bool = typed(False, "serving", "refuse unknown HTTP fields instead of naming them in a header")
     device: str = typed("auto", "device", "where the model runs", ("auto", "cpu"))
-    seed: int = typed(0, "device", "seed of dummy weights and of requests without one; 0: draw it at start")
+    seed: int = typed(0, "device", "seed of dummy weights and of requests without one; 0: draw it at start", least=0)
     log_level: str = typed("info", "observability", "how much is logged", ("debug", "info", "warning", "error"))
     journal: str | None = typed(None, "observability", "record the scheduler's inputs into this file, for `tandem replay`")
-    step_log: int = typed(4096, "observability", "steps kept for `/requests` and the profile")
+    step_log: int = typed(4096, "observability", "steps kept for `/requests` and the profile", least=1)
     # fmt: on

@@ -1,0 +1,108 @@
+"""`resolve`: from what was typed and what is true to every value, each with its reason. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+
+from srt.config.args import ServerArgs
+from srt.config.bags import BAGS
+from srt.config.decisions import Decisions
+from srt.config.facts import Facts
+from srt.config.leaves import convert, leaf_table
+from srt.config.rules_exec import decide_exec
+from srt.config.rules_memory import MemoryPlan, decide_memory
+from srt.config.rules_model import ModelPlan, decide_model
+from srt.config.rules_schedule import decide_schedule
+from srt.config.rules_serving import decide_serving
+from srt.config.runner_spec import RunnerSpec
+from srt.config.trail import InputSource, TrailEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """`values` by namespace and leaf; `runners` with the target first; `trail` has one entry per leaf
+    and per value of a runner."""
+
+    values: dict[str, dict[str, Any]]
+    runners: tuple[RunnerSpec, ...]
+    trail: tuple[TrailEntry, ...]
+
+
+def resolve(
+    args: ServerArgs,
+    facts: Facts,
+    *,
+    entropy: int,
+    sources: Mapping[str, InputSource] | None = None,
+) -> Resolution:
+    """Decides everything that was left open. Raises ConfigError for a wish that cannot be met.
+
+    entropy: a random number from outside, for what is drawn at start. sources: which fields were typed
+    and which came from a file; None: those that differ from their default were typed.
+    """
+    args = check_args(args)
+    decisions = Decisions(args, typed_fields(args) if sources is None else sources)
+    plan = decide_model(args, facts, decisions)
+    backends = decide_exec(args, facts, plan, decisions)
+    memory = decide_memory(args, facts, plan, decisions)
+    decide_schedule(args, memory, decisions)
+    decide_serving(args, entropy, decisions)
+    for name, leaf in leaf_table().items():
+        if name not in decisions.values and leaf.bag != "runner":  # those are all decided by now
+            decisions.default(name)
+    target, trail = _target(facts, plan, memory, backends)
+    return Resolution(
+        values={
+            bag.namespace: {
+                name: msgspec.convert(decisions.values[name], hint)
+                for name, hint in bag.leaf_types.items()
+            }
+            for bag in BAGS
+        },
+        runners=(target,),
+        trail=(*decisions.trail, *trail),
+    )
+
+
+def check_args(args: ServerArgs) -> ServerArgs:
+    """Every field of its type, in its range, among its choices; also when built by hand in Python."""
+    given = {name: getattr(args, name) for name in leaf_table()}
+    return ServerArgs(**{name: convert(leaf_table()[name], given[name]) for name in given})
+
+
+def typed_fields(args: ServerArgs) -> dict[str, InputSource]:
+    table = leaf_table()
+    return {name: "typed" for name in table if getattr(args, name) != table[name].default}
+
+
+def _target(
+    facts: Facts, plan: ModelPlan, memory: MemoryPlan, backends: tuple[str, str]
+) -> tuple[RunnerSpec, list[TrailEntry]]:
+    """The spec, and the entries of the values that no field of ServerArgs has."""
+    spec = RunnerSpec(
+        role="target",
+        model_path=facts.model.path,
+        load_format=plan.load_format,
+        dtype=plan.dtype,
+        quantization=plan.quantization,
+        context_length=memory.context_length,
+        kv_cache_dtype=plan.kv_cache_dtype,
+        prefill_attention_backend=backends[0],
+        decode_attention_backend=backends[1],
+        graph_sizes=(),
+    )
+    reasons = {
+        "role": ("rule", "the model that answers"),
+        "model_path": ("model", "where --model was found"),
+        "graph_sizes": ("rule", "a CPU runs eagerly"),
+    }
+    values = asdict(spec)
+    trail = [
+        TrailEntry(field=f"target.{name}", value=values[name], source=source, reason=reason)
+        for name, (source, reason) in reasons.items()
+    ]
+    return spec, trail

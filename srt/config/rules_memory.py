@@ -1,0 +1,148 @@
+"""How long a context may be and how much KV cache there is.
+
+KV bytes of a token = 2 (K and V) * layers * KV heads * head dim * bytes of the KV type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from srt.config.args import ServerArgs
+from srt.config.decisions import Decisions
+from srt.config.facts import Facts
+from srt.config.rules_model import ModelPlan
+from srt.errors import ConfigError
+
+PAGE_SIZE = 16
+CPU_KV_BYTES = 256_000_000
+AVAILABLE_SHARE = 0.25  # of the free memory, for KV, by default
+ROOM_SHARE = 0.75  # of what the weights leave free: the most that KV may take
+MOST_TOKENS = 1 << 20  # by default: a tiny model's cheap tokens would make millions of pages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    page_size: int
+    context_length: int
+    max_total_tokens: int
+
+
+def decide_memory(
+    args: ServerArgs, facts: Facts, plan: ModelPlan, decisions: Decisions
+) -> MemoryPlan:
+    page = decisions.choose(
+        "page_size",
+        args.page_size,
+        PAGE_SIZE,
+        "half a page is lost per request, and page tables stay short",
+    )
+    available = facts.machine.memory_available
+    room = int(max(0, available - plan.weight_bytes) * ROOM_SHARE)
+    context = _context_length(args, facts, plan, page, room, decisions)
+    need = _round_up(context, page)
+    tokens = _max_total_tokens(args, plan, page, context, need, available, decisions)
+    return MemoryPlan(page_size=page, context_length=context, max_total_tokens=tokens)
+
+
+def _context_length(
+    args: ServerArgs, facts: Facts, plan: ModelPlan, page: int, room: int, decisions: Decisions
+) -> int:
+    most = facts.model.context_length
+    asked = args.context_length
+    if asked is not None and asked > most:
+        raise ConfigError(
+            f"--context-length {asked} was asked for, but {facts.model.name} was made for {most} "
+            f"tokens; allowed: 1 to {most}; lower --context-length or leave it out"
+        )
+    is_memory_given = args.kv_memory_gb is not None or args.max_total_tokens is not None
+    fits = room // plan.bytes_per_token // page * page
+    wanted = most if asked is None else asked
+    if is_memory_given or fits >= _round_up(wanted, page):
+        return decisions.choose(
+            "context_length", asked, most, "what the model was made for", source="model"
+        )
+    if asked is not None or fits < page:
+        need = _round_up(wanted, page) * plan.bytes_per_token
+        raise ConfigError(
+            f"one context of {wanted} tokens needs {_mb(need)} of KV cache, but {_mb(room)} can be "
+            f"had beside {_mb(plan.weight_bytes)} of weights; "
+            + (f"lower --context-length to {fits} or less, or " if fits >= page else "")
+            + "free memory or take a smaller model"
+        )
+    return decisions.decide(
+        "context_length",
+        fits,
+        f"the model was made for {most}, but free memory holds the KV cache of {fits} tokens",
+    )
+
+
+def _max_total_tokens(
+    args: ServerArgs,
+    plan: ModelPlan,
+    page: int,
+    context: int,
+    need: int,
+    available: int,
+    decisions: Decisions,
+) -> int:
+    per_token = plan.bytes_per_token
+    asked = args.max_total_tokens
+    if args.kv_memory_gb is not None:
+        decisions.take("kv_memory_gb", args.kv_memory_gb)
+        flag, budget = f"--kv-memory-gb {args.kv_memory_gb:g}", int(args.kv_memory_gb * 1e9)
+        if asked is not None and asked * per_token > budget:
+            raise ConfigError(
+                f"--max-total-tokens {asked} needs {_mb(asked * per_token)}, but {flag} allows "
+                f"{_mb(budget)}; allowed: up to {budget // per_token // page * page} tokens; "
+                "change one of the two"
+            )
+    elif asked is not None:
+        flag, budget = f"--max-total-tokens {asked}", asked * per_token
+        decisions.decide("kv_memory_gb", budget / 1e9, f"what {flag} takes")
+    else:
+        flag, budget = "", _default_budget(available, need * per_token, decisions)
+    limit = budget if asked is None else asked * per_token
+    tokens = limit // per_token // page * page
+    if tokens < need:
+        raise ConfigError(
+            f"the KV cache is too small for one context: {context} tokens need "
+            f"{_mb(need * per_token)}, {flag} gives {_mb(limit)}; raise it, or set "
+            f"--context-length to {tokens} or less"
+            if tokens > 0
+            else f"{flag} gives {_mb(limit)}, which holds not even one page of {page} tokens; one "
+            f"context of {context} tokens needs {_mb(need * per_token)}; raise it"
+        )
+    if asked is not None:
+        if tokens == asked:
+            return decisions.take("max_total_tokens", asked)
+        return decisions.decide(
+            "max_total_tokens", tokens, f"{asked} was asked for; whole pages of {page}"
+        )
+    most = max(need, MOST_TOKENS // page * page)
+    if tokens > most:
+        return decisions.decide("max_total_tokens", most, "tokens are tiny; this many are plenty")
+    return decisions.decide(
+        "max_total_tokens",
+        tokens,
+        f"{_mb(budget)} at {per_token} bytes a token, in whole pages of {page}",
+    )
+
+
+def _default_budget(available: int, one_context: int, decisions: Decisions) -> int:
+    share = int(available * AVAILABLE_SHARE)
+    if one_context > min(share, CPU_KV_BYTES):
+        budget, reason = one_context, "room for one whole context"
+    elif share < CPU_KV_BYTES:
+        budget, reason = share, f"a quarter of the free memory ({_mb(available)})"
+    else:
+        budget, reason = CPU_KV_BYTES, "enough to keep a CPU busy"
+    decisions.decide("kv_memory_gb", budget / 1e9, reason)
+    return budget
+
+
+def _round_up(tokens: int, page: int) -> int:
+    return -(-tokens // page) * page
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

@@ -1,0 +1,90 @@
+"""How the weights are read and computed with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from srt.config.args import ServerArgs
+from srt.config.decisions import Decisions
+from srt.config.facts import Facts
+from srt.errors import ConfigError
+
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlan:
+    load_format: str
+    dtype: str
+    kv_cache_dtype: str
+    quantization: str | None
+    bytes_per_token: int  # of KV, over all layers
+    weight_bytes: int  # an estimate: every parameter in the compute type
+
+
+def decide_model(args: ServerArgs, facts: Facts, decisions: Decisions) -> ModelPlan:
+    model = facts.model
+    decisions.default("model")
+    decisions.choose(
+        "served_model_name", args.served_model_name, model.name, "the model's name", source="model"
+    )
+    decisions.choose(
+        "tokenizer", args.tokenizer, model.path, "it is stored with the model", source="model"
+    )
+    if args.chat_template is None:
+        decisions.decide("chat_template", None, "the model's own template", source="model")
+    else:
+        decisions.take("chat_template", args.chat_template)
+    load_format = _load_format(args, facts, decisions)
+    dtype = _dtype(args, facts, decisions)
+    kv_dtype = decisions.choose(
+        "kv_cache_dtype",
+        _unless_auto(args.kv_cache_dtype),
+        dtype,
+        "the type the model computes in",
+    )
+    quantization = None if args.quantization == "none" else args.quantization
+    if quantization is None and args.quantization is None:
+        decisions.decide("quantization", None, "off unless asked for: it changes answers")
+    else:
+        decisions.take("quantization", quantization)
+    if quantization is not None and load_format == "script":
+        raise ConfigError(
+            f"--quantization {quantization} was asked for, but {model.name} is a script and has no "
+            "weights; leave --quantization out"
+        )
+    kv_items = 2 * model.num_layers * model.num_kv_heads * model.head_dim
+    return ModelPlan(
+        load_format=load_format,
+        dtype=dtype,
+        kv_cache_dtype=kv_dtype,
+        quantization=quantization,
+        bytes_per_token=kv_items * ITEM_BYTES[kv_dtype],
+        weight_bytes=model.num_parameters * (1 if quantization else ITEM_BYTES[dtype]),
+    )
+
+
+def _load_format(args: ServerArgs, facts: Facts, decisions: Decisions) -> str:
+    found = facts.model.format
+    asked = _unless_auto(args.load_format)
+    if asked is not None and asked != found and (asked != "dummy" or found == "script"):
+        raise ConfigError(
+            f"--load-format {asked} was asked for, but {facts.model.path} is {found}; allowed: auto, "
+            f"{found}" + ("" if found == "script" else ", dummy") + "; leave --load-format out"
+        )
+    reason = f"{facts.model.path} is {found}"
+    return decisions.choose("load_format", asked, str(found), reason, source="model")
+
+
+def _dtype(args: ServerArgs, facts: Facts, decisions: Decisions) -> str:
+    flags = facts.machine.cpu_flags
+    flag = next((name for name in ("amx_bf16", "avx512_bf16") if name in flags), None)
+    if flag is not None:
+        decided, reason = "bfloat16", f"this CPU multiplies bfloat16 natively ({flag})"
+    else:
+        decided, reason = "float32", "this CPU has neither avx512_bf16 nor amx_bf16"
+    return decisions.choose("dtype", _unless_auto(args.dtype), decided, reason)
+
+
+def _unless_auto(value: str) -> str | None:
+    return None if value == "auto" else value
