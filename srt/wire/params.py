@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+Bytes = bytes  # a field of that name hides the type where annotations are read
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -78,7 +79,7 @@ class LogprobEntry(Record, frozen=True):
 
     token: int
     logprob: float
-    bytes: bytes = b""
+    bytes: Bytes = b""
 
 
 class TokenLogprobs(Record, frozen=True):

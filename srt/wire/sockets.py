@@ -12,6 +12,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import zmq
@@ -101,9 +102,9 @@ class Mouth:
             if self._loop is None:
                 self._loop = loop
                 loop.add_reader(self._descriptor, self.look)
-            self._waiter = loop.create_future()
+            waiter = self._waiter = loop.create_future()
             self.look()
-            await self._waiter
+            await waiter
 
     def look(self) -> None:
         # Asking for the events also quiets the descriptor, so it runs even if nobody waits.
@@ -111,10 +112,11 @@ class Mouth:
             self._wake()
 
     def close(self) -> None:
+        """Before the socket is. The reader that waits will find the socket closed."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._descriptor)
+            self._loop = None
             self._wake()
-        self._socket.close()
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -173,6 +175,7 @@ class ZmqReceiver(Generic[T]):
 
     def close(self) -> None:
         self._mouth.close()
+        _unbind(self._socket)
 
 
 class ZmqPollingReceiver(Generic[T]):
@@ -194,7 +197,7 @@ class ZmqPollingReceiver(Generic[T]):
         return messages_in(frames, self._decoder)
 
     def close(self) -> None:
-        self._socket.close()
+        _unbind(self._socket)
 
     def _read(self) -> list[bytes]:
         return _read_all(self._socket, lambda: self._socket.recv(zmq.NOBLOCK))
@@ -237,6 +240,7 @@ class ZmqRouter:
 
     def close(self) -> None:
         self._mouth.close()
+        _unbind(self._socket)
 
 
 class ZmqDealer:
@@ -271,8 +275,19 @@ class ZmqDealer:
 
     def close(self) -> None:
         self._mouth.close()
+        self._socket.close()
 
 
 def _endpoint(socket: Socket) -> str:
     """Where it is bound, with the port that a `:0` or `:*` became."""
     return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+
+
+def _unbind(socket: Socket) -> None:
+    """Closes a bound socket and removes its ipc file, which zmq leaves behind. Idempotent."""
+    if socket.closed:
+        return
+    endpoint = _endpoint(socket)
+    socket.close()
+    if endpoint.startswith("ipc://") and not endpoint.startswith("ipc://@"):
+        Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
