@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kernels.native_build import Library
 
 Implementation = Literal["reference", "torch", "native"]
-IMPLEMENTATIONS: tuple[Implementation, ...] = ("reference", "torch")
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("reference", "torch", "native")
 
 
 def require_library(library: Library | None) -> Library:

@@ -1,4 +1,8 @@
-"""Build and load the C kernels: once per source, compiler and CPU, into a cache folder."""
+"""Build and load the C kernels: once per source, compiler and CPU, into a cache folder.
+
+The library needs OpenMP's libgomp and finds the one torch has loaded (importing `kernels.arena` sees to
+that), so both use one pool of threads.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,25 @@ import os
 import platform
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffast-math", "-fPIC", "-shared", "-fopenmp")
+from kernels.arena import Arena
+
+# Not -ffast-math: linked into a shared object it switches denormals off for the whole process.
+FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fPIC",
+    "-shared",
+    "-fopenmp",
+)
+POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 TIMEOUT_SECONDS = 120.0
 
 
@@ -22,6 +41,15 @@ class Library:
 
     path: Path
     functions: ctypes.CDLL
+    arena: Arena = field(default_factory=Arena)  # where packed weights live
+
+    def function(
+        self, name: str, *arguments: type[ctypes._SimpleCData[Any]]
+    ) -> Callable[..., None]:
+        """A C function that returns nothing. Its own object: another binding may differ."""
+        bound = self.functions[name]
+        bound.argtypes, bound.restype = arguments, None
+        return bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +65,6 @@ def build(cache_dir: Path, compiler: str | None) -> Library | Unavailable:
     `compiler` is a path or a name on PATH; None: only a cached build made by any compiler is used.
     Several processes may call this at once: one compiles, the others wait and load its result.
     """
-    # torch's OpenMP runtime must be in the process first: the library then shares its threads.
-    import torch  # noqa: F401
-
     folder = Path(__file__).parent
     sources = sorted(folder.glob("*/*.c"))
     cpu = _cpu()

@@ -12,10 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from kernels.choice import (
+    check_native_dtype,
     check_shape,
     refuse_implementation,
+    require_library,
 )
-from kernels.linear import composed
+from kernels.linear import composed, native
 from kernels.linear.reference import ReferenceLinear
 
 if TYPE_CHECKING:
@@ -57,4 +59,7 @@ def pack_linear(
             return ReferenceLinear(weight, bias, quantization, out_dtype)
         case "torch":
             return composed.pack(weight, bias, quantization, out_dtype)
+        case "native":
+            check_native_dtype(implementation, weight=weight)
+            return native.pack(weight, bias, quantization, out_dtype, require_library(library))
     refuse_implementation(implementation)

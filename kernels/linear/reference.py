@@ -1,8 +1,8 @@
 """y = x W^T + b in float32, rounded once; and what int8 means.
 
-int8: weights per output channel, symmetric: sw[n] = max|W[n]| / 127, Wq[n] = round(W[n] / sw[n]).
-Activations per token, symmetric, at run time: sx[t] = max|x[t]| / 127, xq[t] = round(x[t] / sx[t]).
-y[t, n] = (sum_k xq[t, k] Wq[n, k]) * sx[t] * sw[n] + b[n], the sum exact in integers. Rounding is to
+int8, for a row r of the weight (an output channel, while packing) or of x (a token, at run time):
+scale s(r) = max|r| / 127, values q(r) = round(r * (127 / max|r|)). Symmetric; no zero point.
+y[t, n] = (q(x[t]) . q(W[n])) * s(x[t]) * s(W[n]) + b[n], the product exact in integers. Rounding is to
 nearest, halves to even. A row of zeros has scale 0 and gives b.
 """
 
@@ -15,7 +15,8 @@ def quantize_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """matrix: [R, K], any float type. Returns (int8 [R, K], float32 scales [R])."""
     wide = matrix.float()
     peak = wide.abs().amax(dim=1)
-    inverse = torch.where(peak > 0, 127.0 / peak, 0.0)
+    # A true division: `127.0 / peak` would be the rounded reciprocal times 127.
+    inverse = torch.where(peak > 0, torch.full_like(peak, 127.0) / peak, 0.0)
     return (wide * inverse[:, None]).round_().to(torch.int8), peak / 127.0
 
 

@@ -14,8 +14,9 @@ from kernels.choice import (
     check_native_dtype,
     check_shape,
     refuse_implementation,
+    require_library,
 )
-from kernels.paged_attention import composed, reference
+from kernels.paged_attention import composed, native, reference
 
 if TYPE_CHECKING:
     from kernels.native_build import Library
@@ -44,6 +45,8 @@ def select(implementation: str, library: Library | None = None) -> PagedAttentio
             return reference.paged_attention
         case "torch":
             return composed.paged_attention
+        case "native":
+            return native.bind(require_library(library))
     refuse_implementation(implementation)
 
 

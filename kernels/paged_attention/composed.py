@@ -33,13 +33,14 @@ def paged_attention(
         visible = seen <= own
         if window is not None:
             visible &= seen > own - window
-        # Positions past a row's end read page_table padding; they are masked, so any page will do.
-        slots = _slots(page_table[rows[singles].long()], seen, page_size) * visible
+        # Past a row's end its last key stands in, masked: any other slot might hold a NaN.
+        pages = page_table[rows[singles].long()].long()
+        at = torch.minimum(seen, own)
+        slots = pages.gather(1, at // page_size) * page_size + at % page_size
         k = k_plane[slots].transpose(1, 2)  # [S, kv_heads, longest, d]
         v = v_plane[slots].transpose(1, 2)
-        groups = q[tokens].view(
-            len(singles), k.shape[1], -1, q.shape[2]
-        )  # the heads of a group act as q positions
+        # The heads of a group act as positions of q.
+        groups = q[tokens].view(len(singles), k.shape[1], -1, q.shape[2])
         mask = visible[:, None, None, :]
         out[tokens] = attend(groups, k, v, attn_mask=mask, scale=scale).flatten(1, 2)
 
@@ -48,8 +49,8 @@ def paged_attention(
             continue
         start, end, first = begins[i], begins[i] + length, offsets[i]
         seen = torch.arange(end)
-        slots = _slots(page_table[int(rows[i])][None], seen, page_size)
-        k, v = k_plane[slots].transpose(1, 2), v_plane[slots].transpose(1, 2)
+        slots = page_table[int(rows[i])].long()[seen // page_size] * page_size + seen % page_size
+        k, v = (plane[slots].transpose(0, 1)[None] for plane in (k_plane, v_plane))
         queries = q[first : first + length].transpose(0, 1)[None]
         if start == 0 and (window is None or window >= end):
             result = attend(queries, k, v, is_causal=True, scale=scale, enable_gqa=True)
@@ -61,8 +62,3 @@ def paged_attention(
             result = attend(queries, k, v, attn_mask=visible, scale=scale, enable_gqa=True)
         out[first : first + length] = result[0].transpose(0, 1)
     return out
-
-
-def _slots(pages: torch.Tensor, seen: torch.Tensor, page_size: int) -> torch.Tensor:
-    """pages: [S, max_pages]; seen: [n] positions. Returns [S, n]."""
-    return pages[:, seen // page_size].long() * page_size + seen % page_size

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from kernels.choice import check_native_dtype, check_shape, refuse_implementation
-from kernels.rms_norm import composed, reference
+from kernels.choice import check_native_dtype, check_shape, refuse_implementation, require_library
+from kernels.rms_norm import composed, native, reference
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +38,8 @@ def select(implementation: str, library: Library | None = None) -> Norms:
             return Norms(reference.rms_norm, reference.add_rms_norm)
         case "torch":
             return Norms(composed.rms_norm, composed.add_rms_norm)
+        case "native":
+            return native.bind(require_library(library))
     refuse_implementation(implementation)
 
 

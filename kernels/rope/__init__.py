@@ -14,8 +14,9 @@ from kernels.choice import (
     check_native_dtype,
     check_shape,
     refuse_implementation,
+    require_library,
 )
-from kernels.rope import composed, reference
+from kernels.rope import composed, native, reference
 
 if TYPE_CHECKING:
     from kernels.native_build import Library
@@ -46,6 +47,8 @@ def select(implementation: str, library: Library | None = None) -> RopeWriteKV:
             return reference.rope_write_kv
         case "torch":
             return composed.rope_write_kv
+        case "native":
+            return native.bind(require_library(library))
     refuse_implementation(implementation)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from kernels.choice import check_native_dtype, check_shape, refuse_implementation
-from kernels.silu_mul import composed, reference
+from kernels.choice import check_native_dtype, check_shape, refuse_implementation, require_library
+from kernels.silu_mul import composed, native, reference
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,8 @@ def select(implementation: str, library: Library | None = None) -> SiluMul:
             return reference.silu_mul
         case "torch":
             return composed.silu_mul
+        case "native":
+            return native.bind(require_library(library))
     refuse_implementation(implementation)
 
 

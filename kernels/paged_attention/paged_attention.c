@@ -1,0 +1,267 @@
+/* Causal attention over pages, with an online softmax over blocks of 64 keys (Milakov & Gimelshein 2018;
+ * Dao et al. 2022).
+ *
+ * A task is one kv head and a run of a slice's tokens; its rows are (token, head of the group). Blocks
+ * start at multiples of 64 positions and a masked block changes nothing, so a token's result does not
+ * depend on how its row was cut into slices, nor on the rest of the batch. */
+#include "native.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { BLOCK = 64, TASK_ROWS = 48, MAX_TILE = 6 };
+
+typedef struct {
+    const bf16 *q, *k, *v;
+    bf16 *out;
+    const int32_t *pages; /* the slice's row of the page table */
+    int64_t page_size, heads, kv_heads, dim, window;
+    float scale; /* times log2 e: the softmax is taken in powers of two */
+    int64_t head, token, start, count; /* kv head; first token, its position, number of tokens */
+} Task;
+
+INLINE int64_t slot_of(const Task *t, int64_t position) {
+    return (int64_t)t->pages[position / t->page_size] * t->page_size + position % t->page_size;
+}
+
+INLINE int64_t first_visible(const Task *t, int64_t position) {
+    return max64(0, position - t->window + 1);
+}
+
+/* Plain C, any head size: one row at a time, key by key. */
+static void attend_plain(const Task *t) {
+    int64_t group = t->heads / t->kv_heads, kv_width = t->kv_heads * t->dim;
+    for (int64_t i = 0; i < t->count; i++)
+        for (int64_t g = 0; g < group; g++) {
+            int64_t at = ((t->token + i) * t->heads + t->head * group + g) * t->dim;
+            int64_t own = t->start + i;
+            float sums[t->dim], peak = -INFINITY, total = 0;
+            memset(sums, 0, sizeof sums);
+            for (int64_t s = first_visible(t, own); s <= own; s++) {
+                int64_t kv = slot_of(t, s) * kv_width + t->head * t->dim;
+                float score = 0;
+#pragma omp simd reduction(+ : score)
+                for (int64_t c = 0; c < t->dim; c++) score += widen(t->q[at + c]) * widen(t->k[kv + c]);
+                score *= t->scale;
+                float higher = score > peak ? score : peak;
+                float keep = exp2_plain(peak - higher), p = exp2_plain(score - higher);
+                peak = higher;
+                total = total * keep + p;
+#pragma omp simd
+                for (int64_t c = 0; c < t->dim; c++) sums[c] = sums[c] * keep + p * widen(t->v[kv + c]);
+            }
+            for (int64_t c = 0; c < t->dim; c++) t->out[at + c] = narrow(sums[c] / total);
+        }
+}
+
+#if HAS_BF16_DOT
+/* 16 rows of 16 words, transposed in place. */
+INLINE void transpose16(__m512i r[16]) {
+    __m512i t[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+/* Up to 64 keys from `first`: keys becomes [dim/2][64] pairs along dim, values [32][dim] pairs along keys.
+ * What lies at or past `end` is zero: a slot nobody wrote may hold a NaN. */
+static void pack_block(const Task *t, int64_t first, int64_t end, uint32_t *keys, uint32_t *values) {
+    int64_t words = t->dim / 2, kv_width = t->kv_heads * t->dim, count = min64(BLOCK, end - first);
+    const bf16 *k_rows[BLOCK], *v_rows[BLOCK];
+    for (int64_t s = 0; s < count; s++) {
+        int64_t at = slot_of(t, first + s) * kv_width + t->head * t->dim;
+        k_rows[s] = t->k + at;
+        v_rows[s] = t->v + at;
+    }
+    for (int64_t s = 0; s < BLOCK; s += 16)
+        for (int64_t c = 0; c < words; c += 16) {
+            __mmask16 lanes = (__mmask16)((1u << min64(16, words - c)) - 1);
+            __m512i r[16];
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++)
+                r[i] = s + i < count ? _mm512_maskz_loadu_epi32(lanes, (const uint32_t *)k_rows[s + i] + c)
+                                     : _mm512_setzero_si512();
+            transpose16(r);
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++)
+                if (c + i < words) _mm512_store_si512(keys + (c + i) * BLOCK + s, r[i]);
+        }
+    for (int64_t s = 0; s < BLOCK; s += 2)
+        for (int64_t c = 0; c < t->dim; c += 16) {
+            __m256i zero = _mm256_setzero_si256();
+            __m256i even = s < count ? _mm256_loadu_si256((const void *)(v_rows[s] + c)) : zero;
+            __m256i odd = s + 1 < count ? _mm256_loadu_si256((const void *)(v_rows[s + 1] + c)) : zero;
+            __m512i pairs = _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16);
+            pairs = _mm512_or_si512(pairs, _mm512_cvtepu16_epi32(even));
+            _mm512_store_si512(values + s / 2 * t->dim + c, pairs);
+        }
+}
+
+/* c = keep * c + a b, or a b without `keep`. a: [rows][steps] pairs; b: [steps][16 vectors] pairs. */
+INLINE void tile(const uint32_t *a, int64_t lda, const uint32_t *b, int64_t ldb, int64_t steps, float *c,
+                 int64_t ldc, const float *keep, const int rows, const int vectors) {
+    __m512 sums[MAX_TILE][4];
+#pragma GCC unroll 8
+    for (int m = 0; m < rows; m++)
+#pragma GCC unroll 4
+        for (int n = 0; n < vectors; n++)
+            sums[m][n] = keep ? _mm512_mul_ps(_mm512_set1_ps(keep[m]), _mm512_load_ps(c + m * ldc + 16 * n))
+                              : _mm512_setzero_ps();
+    for (int64_t k = 0; k < steps; k++) {
+        __m512bh right[4];
+#pragma GCC unroll 4
+        for (int n = 0; n < vectors; n++) right[n] = (__m512bh)_mm512_load_si512(b + k * ldb + 16 * n);
+#pragma GCC unroll 8
+        for (int m = 0; m < rows; m++) {
+            __m512bh left = (__m512bh)_mm512_set1_epi32((int32_t)a[m * lda + k]);
+#pragma GCC unroll 4
+            for (int n = 0; n < vectors; n++) sums[m][n] = _mm512_dpbf16_ps(sums[m][n], left, right[n]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < rows; m++)
+#pragma GCC unroll 4
+        for (int n = 0; n < vectors; n++) _mm512_store_ps(c + m * ldc + 16 * n, sums[m][n]);
+}
+
+#define TILE_CASE(rows, vectors) \
+    case rows: tile(a, lda, b, ldb, steps, c, ldc, keep, rows, vectors); break;
+#define DEFINE_TILES(name, vectors)                                                                    \
+    static void name(const uint32_t *a, int64_t lda, const uint32_t *b, int64_t ldb, int64_t steps,    \
+                     float *c, int64_t ldc, const float *keep, int count) {                            \
+        switch (count) {                                                                               \
+            TILE_CASE(1, vectors) TILE_CASE(2, vectors) TILE_CASE(3, vectors) TILE_CASE(4, vectors)    \
+            TILE_CASE(5, vectors) TILE_CASE(6, vectors)                                                \
+        }                                                                                              \
+    }
+DEFINE_TILES(tiles_64, 4)
+DEFINE_TILES(tiles_16, 1)
+
+/* Scores to weights, for the keys [low, high) of the block; returns what the sums so far keep. */
+INLINE float soften(float *scores, bf16 *weights, float scale, int64_t low, int64_t high, float *peak,
+                    float *total) {
+    __m512 x[4], most = _mm512_set1_ps(-INFINITY), all = _mm512_setzero_ps();
+    uint64_t visible = high >= BLOCK ? ~0ull : high <= 0 ? 0 : (1ull << high) - 1;
+    if (low > 0) visible = low >= BLOCK ? 0 : visible & (~0ull << low);
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; n++) {
+        x[n] = _mm512_mul_ps(_mm512_load_ps(scores + 16 * n), _mm512_set1_ps(scale));
+        x[n] = _mm512_mask_blend_ps((__mmask16)(visible >> 16 * n), _mm512_set1_ps(-INFINITY), x[n]);
+        most = _mm512_max_ps(most, x[n]);
+    }
+    float higher = __builtin_fmaxf(*peak, _mm512_reduce_max_ps(most));
+    float from = higher == -INFINITY ? 0.0f : higher; /* nothing visible yet */
+    float keep = exp2_plain(*peak - from);
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; n++) {
+        __m512 p = exp2_16(_mm512_sub_ps(x[n], _mm512_set1_ps(from)));
+        all = _mm512_add_ps(all, p);
+        store16(weights + 16 * n, p);
+    }
+    *peak = higher;
+    *total = *total * keep + _mm512_reduce_add_ps(all);
+    return keep;
+}
+
+/* Head sizes that are multiples of 16. */
+static void attend_blocked(const Task *t) {
+    int64_t group = t->heads / t->kv_heads, rows = t->count * group, dim = t->dim, words = dim / 2;
+    _Alignas(64) uint32_t keys[words * BLOCK], values[BLOCK / 2 * dim], q[rows * words];
+    _Alignas(64) float scores[rows * BLOCK], sums[rows * dim];
+    _Alignas(64) bf16 weights[rows * BLOCK];
+    float peaks[rows], totals[rows], keeps[rows];
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t at = ((t->token + r / group) * t->heads + t->head * group + r % group) * dim;
+        memcpy(q + r * words, t->q + at, dim * sizeof(bf16));
+        peaks[r] = -INFINITY;
+        totals[r] = 0;
+    }
+    memset(sums, 0, sizeof sums);
+    int64_t end = t->start + t->count;
+    for (int64_t first = first_visible(t, t->start) / BLOCK * BLOCK; first < end; first += BLOCK) {
+        pack_block(t, first, end, keys, values);
+        for (int64_t r = 0; r < rows; r += MAX_TILE) {
+            int count = (int)min64(MAX_TILE, rows - r);
+            tiles_64(q + r * words, words, keys, BLOCK, words, scores + r * BLOCK, BLOCK, 0, count);
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            int64_t own = t->start + r / group;
+            keeps[r] = soften(scores + r * BLOCK, weights + r * BLOCK, t->scale, first_visible(t, own) - first,
+                              own + 1 - first, peaks + r, totals + r);
+        }
+        int64_t steps = min64(BLOCK, end - first + 1) / 2; /* weights past the last key are zero */
+        for (int64_t r = 0; r < rows; r += MAX_TILE) {
+            int count = (int)min64(MAX_TILE, rows - r);
+            const uint32_t *left = (const uint32_t *)(weights + r * BLOCK);
+            int64_t c = 0;
+            for (; c + 64 <= dim; c += 64)
+                tiles_64(left, BLOCK / 2, values + c, dim, steps, sums + r * dim + c, dim, keeps + r, count);
+            for (; c < dim; c += 16)
+                tiles_16(left, BLOCK / 2, values + c, dim, steps, sums + r * dim + c, dim, keeps + r, count);
+        }
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t at = ((t->token + r / group) * t->heads + t->head * group + r % group) * dim;
+        __m512 inverse = _mm512_set1_ps(1.0f / totals[r]);
+        for (int64_t c = 0; c < dim; c += 16)
+            store16(t->out + at + c, _mm512_mul_ps(_mm512_load_ps(sums + r * dim + c), inverse));
+    }
+}
+#endif
+
+static void attend(const Task *t) {
+#if HAS_BF16_DOT
+    if (t->dim % 16 == 0) {
+        attend_blocked(t);
+        return;
+    }
+#endif
+    attend_plain(t);
+}
+
+/* window: at least 1; larger than any position for none. */
+void paged_attention(const bf16 *q, const bf16 *k_plane, const bf16 *v_plane, const int32_t *page_table,
+                     int64_t table_stride, const int32_t *rows, const int32_t *starts, const int32_t *lengths,
+                     int64_t slices, int64_t page_size, float scale, int64_t window, int64_t heads,
+                     int64_t kv_heads, int64_t dim, bf16 *out, int64_t threads) {
+    int64_t run = max64(1, TASK_ROWS / (heads / kv_heads)), tasks = 0, tokens = 0;
+    for (int64_t i = 0; i < slices; i++) tasks += (lengths[i] + run - 1) / run * kv_heads;
+    if (!tasks) return;
+    Task *list = malloc(tasks * sizeof(Task));
+    if (!list) abort();
+    int64_t n = 0;
+    for (int64_t i = 0; i < slices; i++) {
+        for (int64_t at = 0; at < lengths[i]; at += run)
+            for (int64_t head = 0; head < kv_heads; head++)
+                list[n++] = (Task){q, k_plane, v_plane, out, page_table + rows[i] * table_stride, page_size,
+                                   heads, kv_heads, dim, window, scale * 1.44269504f, head, tokens + at,
+                                   starts[i] + at, min64(run, lengths[i] - at)};
+        tokens += lengths[i];
+    }
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+    for (int64_t i = tasks - 1; i >= 0; i--) attend(list + i); /* long prefixes come last: start with them */
+    free(list);
+}

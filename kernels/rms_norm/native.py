@@ -1,0 +1,47 @@
+"""Binds rms_norm.c: bfloat16, contiguous."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.native_build import FLOAT, INT, POINTER, Library
+
+if TYPE_CHECKING:
+    from kernels.rms_norm import Norms
+
+
+def bind(library: Library) -> Norms:
+    from kernels.rms_norm import Norms
+
+    plain = library.function("rms_norm", POINTER, POINTER, FLOAT, INT, INT, POINTER, INT)
+    added = library.function(
+        "add_rms_norm", POINTER, POINTER, POINTER, FLOAT, INT, INT, POINTER, INT
+    )
+    threads = torch.get_num_threads()
+
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out = torch.empty_like(x)
+        tokens, size = x.shape
+        plain(x.data_ptr(), weight.data_ptr(), eps, tokens, size, out.data_ptr(), threads)
+        return out
+
+    def add_rms_norm(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out = torch.empty_like(x)
+        tokens, size = x.shape
+        added(
+            x.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            eps,
+            tokens,
+            size,
+            out.data_ptr(),
+            threads,
+        )
+        return out, residual
+
+    return Norms(rms_norm, add_rms_norm)

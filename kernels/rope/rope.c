@@ -1,0 +1,45 @@
+/* Per-head RMS norm (optional) and rotation of q and k; k and v go to their slots in the planes. */
+#include "native.h"
+
+enum { PARALLEL_VALUES = 65536 };
+
+INLINE void rotate_head(const bf16 *x, const float *cos_sin, const bf16 *weight, float eps, int64_t dim,
+                        bf16 *out) {
+    int64_t half = dim / 2;
+    const float *cosines = cos_sin, *sines = cos_sin + half;
+    float scale = 1.0f;
+    if (weight) {
+        float squares = 0;
+#pragma omp simd reduction(+ : squares)
+        for (int64_t i = 0; i < dim; i++) squares += widen(x[i]) * widen(x[i]);
+        scale = 1.0f / __builtin_sqrtf(squares / (float)dim + eps);
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < half; i++) {
+        float first = widen(x[i]), second = widen(x[half + i]);
+        if (weight) {
+            first *= scale * widen(weight[i]);
+            second *= scale * widen(weight[half + i]);
+        }
+        out[i] = narrow(first * cosines[i] - second * sines[i]);
+        out[half + i] = narrow(second * cosines[i] + first * sines[i]);
+    }
+}
+
+void rope_write_kv(const bf16 *qkv, const int64_t *positions, const float *cos_sin, const int64_t *slots,
+                   bf16 *k_plane, bf16 *v_plane, const bf16 *q_norm, const bf16 *k_norm, float eps,
+                   int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, bf16 *q_out,
+                   int64_t threads) {
+    int64_t width = (heads + 2 * kv_heads) * dim, kv_width = kv_heads * dim;
+#pragma omp parallel for num_threads(threads) if (tokens * width > PARALLEL_VALUES)
+    for (int64_t t = 0; t < tokens; t++) {
+        const bf16 *q = qkv + t * width, *k = q + heads * dim, *v = k + kv_width;
+        const float *angles = cos_sin + positions[t] * dim;
+        bf16 *k_out = k_plane + slots[t] * kv_width;
+        for (int64_t h = 0; h < heads; h++)
+            rotate_head(q + h * dim, angles, q_norm, eps, dim, q_out + (t * heads + h) * dim);
+        for (int64_t h = 0; h < kv_heads; h++)
+            rotate_head(k + h * dim, angles, k_norm, eps, dim, k_out + h * dim);
+        memcpy(v_plane + slots[t] * kv_width, v, kv_width * sizeof(bf16));
+    }
+}

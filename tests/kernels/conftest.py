@@ -1,0 +1,39 @@
+"""The kernels are compiled once for the session, into a temporary folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from kernels.native_build import Library, Unavailable, build
+
+
+@pytest.fixture(scope="session")
+def native_library(tmp_path_factory: pytest.TempPathFactory) -> Library | Unavailable:
+    return build(tmp_path_factory.mktemp("kernels"), shutil.which("cc"))
+
+
+@pytest.fixture
+def library_for(native_library: Library | Unavailable) -> Callable[[str], Library | None]:
+    """The library an implementation needs; skips where this machine has none."""
+
+    def get(implementation: str) -> Library | None:
+        if implementation != "native":
+            return None
+        if isinstance(native_library, Unavailable):
+            pytest.skip(f"no native kernels: {native_library.reason}")
+        return native_library
+
+    return get
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """Fresh tensors are full of NaN, so an output that nobody wrote shows."""
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
