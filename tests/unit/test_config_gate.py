@@ -1,0 +1,109 @@
+"""The load-time gate of the chunked prefix cache. Each test is one contract of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from srt.config import gate
+from srt.config.args import ServerArgs
+from srt.config.context import get_context, get_schedule, publish
+from srt.config.dummy import dummy_facts
+from srt.config.gate import maybe_disable_chunked_prefix_cache
+from srt.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def loading() -> Iterator[None]:
+    pair = {"prefill_attention_backend": "sdpa", "decode_attention_backend": "sdpa"}
+    with get_context().override_server_args(**pair):
+        get_context().start_loading()
+        yield
+
+
+@pytest.fixture
+def sdpa_reads_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend from outside adds itself to the public list."""
+    names = [*gate.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS, "sdpa"]
+    monkeypatch.setattr(gate, "CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS", names)
+
+
+def is_disabled() -> bool:
+    return bool(get_context().describe()["bags"]["schedule"]["disable_chunked_prefix_cache"])
+
+
+def test_gate_lands_on_view() -> None:
+    maybe_disable_chunked_prefix_cache(False, False)
+    assert get_schedule().disable_chunked_prefix_cache
+    entry = get_context().trail[-1]
+    assert (entry.field, entry.source) == (
+        "schedule.disable_chunked_prefix_cache",
+        "load-time gate",
+    )
+    assert entry.reason == "the model's attention is not MLA"
+
+
+def test_gate_leaves_input() -> None:
+    maybe_disable_chunked_prefix_cache(False, False)
+    assert get_context().args.disable_chunked_prefix_cache is False
+
+
+def test_draft_never_writes() -> None:
+    trail = get_context().trail
+    maybe_disable_chunked_prefix_cache(False, True)
+    assert not is_disabled()
+    assert get_context().trail == trail
+
+
+def test_republish_drops_gate() -> None:
+    """Hence the gate runs after the last publish."""
+    maybe_disable_chunked_prefix_cache(False, False)
+    publish(get_context().args, dummy_facts(), role="test", entropy=0)
+    assert not is_disabled()
+
+
+def test_gate_survives_draft_build() -> None:
+    maybe_disable_chunked_prefix_cache(False, False)
+    with get_schedule().override(max_queued=1), get_context().building("draft"):
+        maybe_disable_chunked_prefix_cache(True, True)
+    assert is_disabled()
+
+
+def test_mla_on_a_backend_without_chunks_is_disabled() -> None:
+    maybe_disable_chunked_prefix_cache(True, False)
+    assert is_disabled()
+    assert "prefill backend sdpa" in get_context().trail[-1].reason
+
+
+@pytest.mark.usefixtures("sdpa_reads_chunks")
+def test_mla_on_a_listed_backend_stays_on() -> None:
+    maybe_disable_chunked_prefix_cache(True, False)
+    assert not is_disabled()
+
+
+@pytest.mark.usefixtures("sdpa_reads_chunks")
+@pytest.mark.parametrize(("prefill", "off"), [("sdpa", False), ("native", True)])
+def test_gate_uses_prefill_half(prefill: str, off: bool) -> None:
+    halves = {"sdpa": "native", "native": "sdpa"}
+    args = ServerArgs(prefill_attention_backend=prefill, decode_attention_backend=halves[prefill])
+    facts = dummy_facts()
+    facts = replace(facts, machine=replace(facts.machine, compiler="cc"))
+    publish(args, facts, role="test", entropy=0)
+    maybe_disable_chunked_prefix_cache(True, False)
+    assert is_disabled() is off
+
+
+def test_gate_twice_is_one_entry() -> None:
+    maybe_disable_chunked_prefix_cache(False, False)
+    trail = get_context().trail
+    maybe_disable_chunked_prefix_cache(False, False)
+    assert get_context().trail == trail
+
+
+def test_gate_after_a_backend_read_the_leaf_is_an_error() -> None:
+    with get_context().building("attention backend"):
+        assert not get_schedule().disable_chunked_prefix_cache
+    with pytest.raises(ConfigError, match="attention backend was built"):
+        maybe_disable_chunked_prefix_cache(False, False)

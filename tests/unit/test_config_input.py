@@ -1,0 +1,159 @@
+"""Flags, the config file, and the bytes a child process gets."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from srt.config.args import ServerArgs
+from srt.config.boot import Boot, decode, encode
+from srt.config.dummy import dummy_facts
+from srt.config.file import read_config_file
+from srt.config.flags import build_parser, parse_flags
+from srt.config.leaves import leaf_table
+from srt.config.resolve import resolve
+from srt.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_no_flags_no_sources() -> None:
+    assert parse_flags([]) == (ServerArgs(), {})
+
+
+def test_flags_of_every_type() -> None:
+    args, sources = parse_flags(
+        "--page-size 8 --overlap --no-gateway --kv-memory-gb 0.5 --model tiny --policy priority "
+        "--cors-origins http://a http://b --strict-fields".split()
+    )
+    assert args == ServerArgs(
+        page_size=8,
+        overlap=True,
+        gateway=False,
+        kv_memory_gb=0.5,
+        model="tiny",
+        policy="priority",
+        cors_origins=("http://a", "http://b"),
+        strict_fields=True,
+    )
+    assert set(sources) == {
+        "page_size", "overlap", "gateway", "kv_memory_gb", "model", "policy", "cors_origins",
+        "strict_fields",
+    }  # fmt: skip
+    assert set(sources.values()) == {"typed"}
+
+
+def test_a_default_that_is_typed_counts_as_typed() -> None:
+    assert parse_flags(["--port", "8000"]) == (ServerArgs(), {"port": "typed"})
+
+
+def test_every_field_has_its_flag_and_help_shows_it() -> None:
+    text = build_parser().format_help()
+    for leaf in leaf_table().values():
+        assert leaf.flag in text
+    assert "--overlap, --no-overlap" in text
+    assert "(default: 8000)" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--page-size", "big"], ["--policy", "lottery"], ["--page", "8"], ["--overlap", "yes"]],
+)
+def test_wrong_flags_exit_with_two(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        parse_flags(flags)
+    assert raised.value.code == 2
+    assert flags[0] in capsys.readouterr().err
+
+
+def test_flag_out_of_range() -> None:
+    with pytest.raises(ConfigError, match="--page-size cannot be 0; the smallest allowed is 1"):
+        parse_flags(["--page-size", "0"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.toml", 'page-size = 8\nmax_queued = 5\ncors_origins = ["x"]\n'),
+        ("b.toml", "cors_origins = ['x']\n[schedule]\npage_size = 8\nmax-queued = 5\n"),
+        ("c.json", '{"page_size": 8, "schedule": {"max_queued": 5}, "cors_origins": ["x"]}'),
+    ],
+)
+def test_file_forms(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    args, sources = parse_flags(["--config", str(path), "--page-size", "4"])
+    assert args == ServerArgs(page_size=4, max_queued=5, cors_origins=("x",))
+    assert sources == {"page_size": "typed", "max_queued": "file", "cors_origins": "file"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.toml", "page_sise = 8", "there is no setting 'page_sise'; did you mean 'page_size'"),
+        ("a.toml", "page_size = 'big'", "--page-size cannot be 'big'"),
+        ("a.toml", "page_size = 8\npage-size = 8", "page-size is given twice"),
+        ("a.toml", "[scheduler]\npage_size = 8", "no group 'scheduler'; did you mean 'schedule'"),
+        ("a.toml", "[memory]\npage_size = 8", r"belongs to \[schedule\], not to \[memory\]"),
+        ("a.toml", "page_size = ", "a.toml"),
+        ("a.toml", "policy = 'lottery'", "allowed: fcfs"),
+        ("a.json", "[1]", "an object is needed, not list"),
+        ("a.json", "{", "a.json"),
+        ("a.yaml", "a: 1", "must end in .toml or .json"),
+    ],
+)
+def test_wrong_files(tmp_path: Path, name: str, text: str, words: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words) as raised:
+        read_config_file(path)
+    assert str(path) in str(raised.value)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_config_file(tmp_path / "none.toml")
+
+
+CHILD = """
+import dataclasses, json, sys
+from srt.config.boot import decode, encode
+from srt.config.context import get_context, get_serving, publish
+data = sys.stdin.buffer.read()
+boot = decode(data)
+assert encode(boot) == data
+publish(boot.args, boot.facts, role="scheduler", entropy=boot.entropy, sources=boot.sources)
+assert get_serving().api_key == "hush"
+assert not {"torch", "numpy", "zmq"} & set(sys.modules)
+print(json.dumps(get_context().describe()))
+"""
+
+
+def test_child_process_resolves_to_equal_bags() -> None:
+    args, sources = parse_flags("--page-size 8 --api-key hush --cors-origins a b".split())
+    boot = Boot(args=args, facts=dummy_facts(), sources=sources, entropy=77)
+    assert decode(encode(boot)) == boot
+    run = subprocess.run(
+        [sys.executable, "-c", CHILD], cwd=ROOT, input=encode(boot), capture_output=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr.decode()
+    described = json.loads(run.stdout)
+    here = resolve(boot.args, boot.facts, entropy=boot.entropy, sources=boot.sources)
+    there = [(entry["field"], entry["reason"], entry["source"]) for entry in described["trail"]]
+    assert there == [(entry.field, entry.reason, entry.source) for entry in here.trail]
+    runner = json.loads(json.dumps(dataclasses.asdict(here.runners[0])))
+    assert described["runners"] == [runner]
+    shown = here.values["schedule"]
+    assert described["bags"]["schedule"] == shown
+    assert described["bags"]["device"]["seed"] == here.values["device"]["seed"]
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"args": 1}'])
+def test_wrong_boot_bytes(data: bytes) -> None:
+    with pytest.raises(ConfigError, match="boot bytes"):
+        decode(data)
