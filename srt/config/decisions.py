@@ -45,7 +45,7 @@ class Decisions:
     def default(self, name: str) -> None:
         """A field that nothing decides: what the user gave, else its default."""
         leaf, value = leaf_table()[name], getattr(self.args, name)
-        if name in self._sources:
+        if name in self._sources or value != leaf.default:
             self.take(name, value)
         else:
             off = value is None or value is False

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from srt.config.args import ServerArgs
-from srt.config.boot import Boot, decode, encode
+from srt.config.context import get_context, publish
 from srt.config.dummy import dummy_facts
+from srt.config.facts import Facts
 from srt.config.file import read_config_file
 from srt.config.flags import build_parser, parse_flags
 from srt.config.leaves import leaf_table
-from srt.config.resolve import resolve
+from srt.config.trail import InputSource
 from srt.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -120,14 +122,16 @@ def test_missing_file(tmp_path: Path) -> None:
         read_config_file(tmp_path / "none.toml")
 
 
+Inputs = tuple[ServerArgs, Facts, dict[str, InputSource], int]  # what a boot record carries
 CHILD = """
-import dataclasses, json, sys
-from srt.config.boot import decode, encode
+import json, sys
+import msgspec
+from test_config_input import Inputs
 from srt.config.context import get_context, get_serving, publish
 data = sys.stdin.buffer.read()
-boot = decode(data)
-assert encode(boot) == data
-publish(boot.args, boot.facts, role="scheduler", entropy=boot.entropy, sources=boot.sources)
+args, facts, sources, entropy = inputs = msgspec.json.decode(data, type=Inputs)
+assert msgspec.json.encode(inputs) == data
+publish(args, facts, role="scheduler", entropy=entropy, sources=sources)
 assert get_serving().api_key == "hush"
 assert not {"torch", "numpy", "zmq"} & set(sys.modules)
 print(json.dumps(get_context().describe()))
@@ -136,24 +140,22 @@ print(json.dumps(get_context().describe()))
 
 def test_child_process_resolves_to_equal_bags() -> None:
     args, sources = parse_flags("--page-size 8 --api-key hush --cors-origins a b".split())
-    boot = Boot(args=args, facts=dummy_facts(), sources=sources, entropy=77)
-    assert decode(encode(boot)) == boot
+    facts, entropy = dummy_facts(), 77
+    data = msgspec.json.encode((args, facts, sources, entropy))
+    assert msgspec.json.decode(data, type=Inputs) == (args, facts, sources, entropy)
     run = subprocess.run(
-        [sys.executable, "-c", CHILD], cwd=ROOT, input=encode(boot), capture_output=True, timeout=60
+        [sys.executable, "-c", CHILD],
+        input=data,
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"},
     )
     assert run.returncode == 0, run.stderr.decode()
-    described = json.loads(run.stdout)
-    here = resolve(boot.args, boot.facts, entropy=boot.entropy, sources=boot.sources)
-    there = [(entry["field"], entry["reason"], entry["source"]) for entry in described["trail"]]
-    assert there == [(entry.field, entry.reason, entry.source) for entry in here.trail]
-    runner = json.loads(json.dumps(dataclasses.asdict(here.runners[0])))
-    assert described["runners"] == [runner]
-    shown = here.values["schedule"]
-    assert described["bags"]["schedule"] == shown
-    assert described["bags"]["device"]["seed"] == here.values["device"]["seed"]
+    there = json.loads(run.stdout)
+    with get_context().override_server_args():
+        publish(args, facts, role="scheduler", entropy=entropy, sources=sources)
+        assert there == json.loads(msgspec.json.encode(get_context().describe()))
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b'{"args": 1}'])
-def test_wrong_boot_bytes(data: bytes) -> None:
-    with pytest.raises(ConfigError, match="boot bytes"):
-        decode(data)
+def test_a_published_record_keeps_its_secrets_out_of_its_repr() -> None:
+    assert "hush" not in repr(ServerArgs(api_key="hush", admin_key="hush"))

@@ -137,6 +137,11 @@ def test_sources_tell_typed_from_file() -> None:
     assert trail["schedule.max_queued"][1] == "rule"
 
 
+def test_value_without_a_source_is_not_called_a_default() -> None:
+    trail = by_field(resolve(ServerArgs(max_n=3), make_facts(), entropy=1, sources={}))
+    assert trail["serving.max_n"] == (3, "typed", "asked for with --max-n")
+
+
 @pytest.mark.parametrize(
     ("flags", "dtype"),
     [(["avx512_bf16"], "bfloat16"), (["amx_bf16"], "bfloat16"), (["avx2", "avx512f"], "float32")],
