@@ -75,9 +75,7 @@ def test_files_stay_small(folders: tuple[str, ...], ceiling: int) -> None:
 
 
 def test_nothing_else_stands_at_the_top() -> None:
-    run = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    run = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     tracked = {line.split("/")[0] for line in run.stdout.splitlines()}
     assert {name for name in tracked if not name.startswith(".")} == TOP_LEVEL
 

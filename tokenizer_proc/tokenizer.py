@@ -135,6 +135,13 @@ class TokenizerService:
             return "stalled"
         return "ready" if self._ring.has_turned else "starting"
 
+    def declare_dead(self, role: str) -> None:
+        """Whoever watches the processes says that one of them died: everything open ends with
+        EngineDead, and nothing new is taken."""
+        logger.error("the %s process died", role)
+        self._ring.cut()
+        self._end_all(e.EngineDead(f"the engine's {role} process died"))
+
     # --- from the clients ----------------------------------------------------------------------
 
     async def _read_front(self) -> None:

@@ -97,6 +97,10 @@ class AsyncClient:
         if context is not None:
             await asyncio.to_thread(close_context, context)
 
+    def declare_dead(self, role: str) -> None:
+        """For a client that is told by other means that one of the engine's processes died."""
+        self._core.declare_dead(f"the engine's {role} process died")
+
     # --- tokens --------------------------------------------------------------------------------
 
     def stream(

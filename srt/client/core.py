@@ -45,6 +45,7 @@ class Core:
         self._tick = min(1.0, stall_seconds / 4)
         self._silence = Silence(self._tick, self._loop.time())
         self._is_closed = False
+        self._cause: str | None = None  # of the engine's death, once that is known
         self._tasks = [
             asyncio.create_task(self._read(), name="client-read"),
             asyncio.create_task(self._watch(), name="client-watch"),
@@ -90,7 +91,14 @@ class Core:
         finally:
             del self._calls[rid]
 
+    def declare_dead(self, cause: str) -> None:
+        """Somebody who knows says that the engine is gone: what is open fails, what comes fails."""
+        self._cause = cause
+        self._fail_all(EngineDead(cause))
+
     def send(self, request: FrontRequest) -> None:
+        if self._cause is not None:
+            raise EngineDead(self._cause)
         try:
             self._end.send(request)
         except ChannelClosed:

@@ -46,14 +46,20 @@ class Supervisor:
     def pids(self) -> dict[str, int]:
         return {role: child.pid for role, child in self._children.items()}
 
-    def start(self, progress: Progress = show_nothing, timeout: float = 600.0) -> None:
-        """Returns when every child is ready. Raises ConfigError with a child's own words if it refused
-        its configuration, EngineDead if it died or took longer than `timeout` seconds."""
+    def start(
+        self,
+        progress: Progress = show_nothing,
+        timeout: float = 600.0,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Returns when every child is ready, or when `is_stopping`. Raises ConfigError with a child's
+        own words if it refused its configuration, EngineDead if it died or took longer than
+        `timeout` seconds."""
         deadline = time.monotonic() + timeout
         try:
             for role in self._roles:
                 self._children[role] = Child(role, self._boot, self._events, self._environment)
-            while len(self.ready) < len(self._roles):
+            while len(self.ready) < len(self._roles) and not is_stopping():
                 self._await_report(progress, deadline)
         except BaseException:
             self.kill()
@@ -62,9 +68,11 @@ class Supervisor:
     def _await_report(self, progress: Progress, deadline: float) -> None:
         waiting = [role for role in self._roles if role not in self.ready]
         try:
-            event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+            event = self._events.get(timeout=0.2)
         except queue.Empty:
-            raise EngineDead(f"{', '.join(waiting)} did not get ready in time") from None
+            if time.monotonic() > deadline:
+                raise EngineDead(f"{', '.join(waiting)} did not get ready in time") from None
+            return
         if event.exit_code is not None:
             raise EngineDead(f"{event.role} ended with code {event.exit_code} while starting")
         report = event.report

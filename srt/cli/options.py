@@ -1,0 +1,84 @@
+"""What several commands share: the flags of ServerArgs, the cache folder, a running engine."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from srt.cli.progress import PhaseBars
+from srt.client import Client
+from srt.config.args import ServerArgs
+from srt.config.flags import add_flags, read_namespace
+from srt.config.trail import InputSource
+from srt.launch.folder import SocketFolder
+from srt.launch.prepare import prepare
+from srt.launch.supervisor import Supervisor
+
+ENGINE_ROLES = ("scheduler", "detokenizer", "tokenizer")
+
+
+def cache_folder() -> str:
+    """TANDEM_CACHE, else tandem/ in XDG_CACHE_HOME, else in ~/.cache."""
+    chosen = os.environ.get("TANDEM_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return chosen or str(Path(base) / "tandem")
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser)
+
+
+def server_args(options: argparse.Namespace) -> tuple[ServerArgs, dict[str, InputSource]]:
+    return read_namespace(options)
+
+
+def start_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname).1s %(name)s: %(message)s"
+    )
+
+
+def child_environment() -> dict[str, str]:
+    """The children's environment. OpenMP threads of the text processes would only be in the way of the
+    model's, so everything that starts threads by itself is told not to."""
+    return {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+
+
+@contextmanager
+def running_engine(options: argparse.Namespace) -> Iterator[Client]:
+    """A client of the engine at `--connect`, or of one that is started for this command alone."""
+    if options.connect:
+        with Client.connect(options.connect) as client:
+            yield client
+        return
+    args, sources = server_args(options)
+    start_logging("warning")
+    with SocketFolder() as folder:
+        with PhaseBars() as bars:
+            boot, _ = prepare(
+                replace(args, log_level="warning"),
+                sources,
+                folder=folder.path,
+                cache_folder=cache_folder(),
+                progress=bars.show,
+            )
+            supervisor = Supervisor(
+                boot=boot.encode(), roles=ENGINE_ROLES, environment=child_environment()
+            )
+            supervisor.start(bars.show)
+        try:
+            with Client.connect(boot.addresses.front) as client:
+                yield client
+        finally:
+            supervisor.stop()
+
+
+def add_connect(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--connect", help="ZMQ front of a running engine; default: start one for this command"
+    )

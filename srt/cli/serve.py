@@ -1,0 +1,112 @@
+"""`tandem serve`: the engine and its gateway until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from types import FrameType
+
+from srt.cli.options import (
+    ENGINE_ROLES,
+    add_server_flags,
+    cache_folder,
+    child_environment,
+    server_args,
+    start_logging,
+)
+from srt.cli.progress import PhaseBars
+from srt.config.resolve import Resolution
+from srt.errors import EngineDead
+from srt.launch.folder import SocketFolder
+from srt.launch.prepare import prepare
+from srt.launch.supervisor import Supervisor
+
+
+class Signals:
+    """The first SIGTERM or Ctrl-C asks for a drain, the second ends it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.count > 0
+
+    @property
+    def is_forced(self) -> bool:
+        return self.count > 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_server_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    args, sources = server_args(options)
+    start_logging(args.log_level)
+    if args.inline:
+        from srt.launch.inline import serve_inline
+
+        return serve_inline(args, sources, cache_folder(), print_ready)
+    signals = Signals()
+    started = time.monotonic()
+    with SocketFolder() as folder, PhaseBars() as bars:
+        boot, resolution = prepare(
+            args, sources, folder=folder.path, cache_folder=cache_folder(), progress=bars.show
+        )
+        roles = (*ENGINE_ROLES, "gateway") if args.gateway else ENGINE_ROLES
+        supervisor = Supervisor(boot=boot.encode(), roles=roles, environment=child_environment())
+        try:
+            supervisor.start(bars.show, is_stopping=lambda: signals.is_stopping)
+            if not signals.is_stopping:
+                bars.stop()
+                print_ready(resolution, supervisor.ready, time.monotonic() - started)
+            return watch(supervisor, signals, args.drain_seconds)
+        finally:
+            supervisor.stop()
+
+
+def watch(supervisor: Supervisor, signals: Signals, drain_seconds: float) -> int:
+    """0 after a drain; raises EngineDead if a child ended by itself."""
+    while not signals.is_stopping:
+        dead = supervisor.watch(timeout=0.2)
+        if dead is not None and not signals.is_stopping:
+            supervisor.announce_death(dead)
+            time.sleep(1.0)  # for the last messages to reach the clients
+            raise EngineDead(f"the {dead} process died; see its log above")
+    supervisor.drain(drain_seconds, lambda: signals.is_forced)
+    return 0
+
+
+def print_ready(
+    resolution: Resolution, ready: dict[str, dict[str, object]], seconds: float
+) -> None:
+    """Where it listens, what got how much memory, and a line to try."""
+    model = resolution.values["model"]["served_model_name"]
+    scheduler = ready.get("scheduler", {})
+    memory = scheduler.get("memory_bytes", {})
+    assert isinstance(memory, dict)
+    bill = ", ".join(f"{use} {size / 1e6:,.0f} MB" for use, size in memory.items())
+    print(f"ready in {seconds:.1f} s: {model}; {bill}", file=sys.stderr)
+    print(
+        f"room for {scheduler.get('kv_tokens')} tokens, {scheduler.get('max_running')} requests at "
+        f"once; ZMQ clients: {ready.get('tokenizer', {}).get('front')}",
+        file=sys.stderr,
+    )
+    gateway = ready.get("gateway")
+    if gateway:
+        url = f"http://{gateway['host']}:{gateway['port']}"
+        print(f"listening on {url}; try\n", file=sys.stderr)
+        print(
+            f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d "
+            f'\'{{"model": "{model}", "stream": true, "messages": '
+            '[{"role": "user", "content": "What is the capital of France?"}]}\'\n',
+            flush=True,
+        )

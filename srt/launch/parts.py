@@ -1,0 +1,146 @@
+"""The engine's parts, built from the published configuration. Processes and `--inline` build the same
+ones and differ only in the channels that join them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from srt.config.context import (
+    get_context,
+    get_device,
+    get_memory,
+    get_model,
+    get_observability,
+    get_schedule,
+    get_serving,
+)
+from srt.launch.boot import Boot
+from srt.wire.channels import Receiver, RouterEnd, Sender
+from srt.wire.limits import Limits
+from srt.wire.messages import TextMessage
+
+if TYPE_CHECKING:
+    from srt.gateway.settings import GatewaySettings
+    from srt.protocols.worker import Worker
+    from srt.scheduler.loop import Scheduler
+    from tokenizer_proc.codec import Codec
+    from tokenizer_proc.tokenizer import TokenizerService
+
+ShowPhase = Callable[[str, float | None], None]
+
+
+@dataclass(slots=True)
+class SchedulerPart:
+    scheduler: Scheduler
+    worker: Worker
+
+    def describe(self) -> dict[str, Any]:
+        """For the ready line: who got how much memory, how many tokens fit."""
+        facts = self.worker.facts
+        return {
+            "memory_bytes": facts.memory_bytes,
+            "kv_tokens": (facts.num_pages - 1) * facts.page_size,
+            "max_running": facts.max_rows,
+        }
+
+    def close(self) -> None:
+        self.worker.close()
+
+
+def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> SchedulerPart:
+    """Weights, pools, backends, scheduler. Raises ConfigError."""
+    from srt.scheduler.budget import Settings
+    from srt.scheduler.build import build_scheduler
+
+    worker = build_worker(boot, show)
+    schedule, memory = get_schedule(), get_memory()
+    settings = Settings(
+        max_running=schedule.max_running,
+        max_step_tokens=schedule.max_step_tokens,
+        chunked_prefill_size=schedule.chunked_prefill_size,
+        max_queued=schedule.max_queued,
+        max_queued_tokens=schedule.max_queued_tokens,
+        policy=schedule.policy,
+        depth=1 if schedule.overlap else 0,
+        radix_cache=not memory.disable_radix_cache,
+        eviction_policy=memory.eviction_policy,
+        step_log=get_observability().step_log,
+    )
+    scheduler = build_scheduler(worker, settings, outbox, time.monotonic, get_context().describe)
+    return SchedulerPart(scheduler, worker)
+
+
+def build_worker(boot: Boot, show: ShowPhase) -> Worker:
+    if boot.facts.model.format == "script":
+        from srt.runner.script import ScriptedWorker
+
+        return ScriptedWorker.from_folder(boot.facts.model.path)
+    from srt.runner.build import build_worker as build
+
+    return build(boot.cache_folder, show)
+
+
+def load_text(boot: Boot) -> Codec:
+    from tokenizer_proc.load import load_codec
+
+    model = get_model()
+    return load_codec(boot.facts.model, model.tokenizer, model.chat_template)
+
+
+def build_tokenizer(
+    boot: Boot, front: RouterEnd, work: Sender, text: Receiver[TextMessage], codec: Codec
+) -> TokenizerService:
+    from tokenizer_proc.card import EngineCard
+    from tokenizer_proc.tokenizer import TokenizerService
+
+    serving = get_serving()
+    context = get_context()
+    return TokenizerService(
+        front,
+        work,
+        text,
+        codec,
+        Limits(
+            max_prompt_chars=serving.max_prompt_chars,
+            max_n=serving.max_n,
+            max_logprobs=serving.max_logprobs,
+            max_stop=serving.max_stop,
+            max_stop_chars=serving.max_stop_chars,
+            max_logit_bias=serving.max_logit_bias,
+            default_deadline=serving.default_deadline,
+        ),
+        EngineCard(
+            model=get_model().served_model_name,
+            context_length=context.target.context_length,
+            vocab_size=boot.facts.model.vocab_size,
+            engine_id=boot.engine_id,
+            config_hash=context.describe()["config_hash"],
+        ),
+        stall_seconds=serving.stall_seconds,
+        drain_seconds=serving.drain_seconds,
+        seed=get_device().seed,
+    )
+
+
+def gateway_settings() -> GatewaySettings:
+    from srt.gateway.settings import GatewaySettings
+
+    serving = get_serving()
+    return GatewaySettings(
+        api_keys=(serving.api_key,) if serving.api_key else (),
+        admin_keys=(serving.admin_key,) if serving.admin_key else (),
+        cors_origins=serving.cors_origins,
+        strict_fields=serving.strict_fields,
+        max_body_bytes=int(serving.max_body_mb * 1024 * 1024),
+        max_n=serving.max_n,
+        max_logprobs=serving.max_logprobs,
+        max_stop=serving.max_stop,
+        max_stop_chars=serving.max_stop_chars,
+        max_logit_bias=serving.max_logit_bias,
+        default_deadline=serving.default_deadline,
+        stall_seconds=serving.stall_seconds,
+        drain_seconds=serving.drain_seconds,
+    )

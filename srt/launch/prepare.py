@@ -1,0 +1,49 @@
+"""From what the user typed to a boot record: find the model, probe, resolve once to refuse early."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from srt.config.args import ServerArgs
+from srt.config.facts import Facts
+from srt.config.probe import probe_machine, probe_model
+from srt.config.resolve import Resolution, resolve
+from srt.config.trail import InputSource
+from srt.launch.boot import Boot, draw_identity
+from srt.launch.supervisor import Progress, show_nothing
+from srt.loading.locate import locate
+from srt.wire.topology import Addresses
+
+
+def probe(args: ServerArgs, cache_folder: str, progress: Progress = show_nothing) -> Facts:
+    """Fetches the model if it must. Raises ConfigError."""
+
+    def show(phase: str, fraction: float | None) -> None:
+        progress("model", phase, fraction)
+
+    path = locate(args.model, cache_folder, show)
+    return Facts(machine=probe_machine(), model=probe_model(path, args.model))
+
+
+def prepare(
+    args: ServerArgs,
+    sources: Mapping[str, InputSource],
+    *,
+    folder: str,
+    cache_folder: str,
+    progress: Progress = show_nothing,
+) -> tuple[Boot, Resolution]:
+    """`folder` will hold the ipc sockets. Raises ConfigError for any wish that cannot be met, before a
+    process is started."""
+    facts = probe(args, cache_folder, progress)
+    engine_id, entropy = draw_identity()
+    boot = Boot(
+        args=args,
+        sources=dict(sources),
+        facts=facts,
+        addresses=Addresses.in_folder(folder, args.zmq_front),
+        engine_id=engine_id,
+        entropy=entropy,
+        cache_folder=cache_folder,
+    )
+    return boot, resolve(args, facts, entropy=entropy, sources=sources)

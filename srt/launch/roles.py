@@ -1,0 +1,177 @@
+"""What each child is: `python -m srt.launch.roles ROLE`. Reads its boot record, publishes the
+configuration, builds its end of the sockets, runs its service, ends without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+from srt.config.context import get_serving, publish
+from srt.errors import ConfigError
+from srt.launch.boot import Boot
+from srt.launch.control import Control
+
+log = logging.getLogger(__name__)
+AsyncRole = Callable[[Boot, Control, asyncio.Event], Coroutine[Any, Any, None]]
+
+
+def main() -> int:
+    role = sys.argv[1]
+    faulthandler.enable()
+    control = Control()
+    line = control.read_boot()
+    if not line:
+        return 70  # the parent died before it said anything
+    boot = Boot.decode(line)
+    logging.basicConfig(
+        level=boot.args.log_level.upper(),
+        format=f"%(asctime)s %(levelname).1s {role} %(name)s: %(message)s",
+    )
+    try:
+        publish(boot.args, boot.facts, role=role, entropy=boot.entropy, sources=boot.sources)
+        if role == "scheduler":
+            run_scheduler(boot, control)
+        else:
+            uvloop.run(run_async(ASYNC_ROLES[role], boot, control))
+    except ConfigError as error:
+        control.report(error=str(error))
+        return 2
+    except Exception:
+        log.exception("%s failed", role)
+        return 1
+    return 0
+
+
+def run_scheduler(boot: Boot, control: Control) -> None:
+    """Weights first: the sockets are bound only when there is somebody behind them."""
+    from srt.launch.parts import build_scheduler_part
+    from srt.scheduler.process import run
+    from srt.wire import codec
+    from srt.wire.sockets import ZmqPollingReceiver, ZmqSender, close_context, open_context
+    from srt.wire.topology import HOPS
+
+    stopped = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    context = open_context()
+    outbox = ZmqSender(context, boot.addresses.step, HOPS["step"])
+    inbox = ZmqPollingReceiver(context, boot.addresses.work, HOPS["work"], codec.work())
+    part = build_scheduler_part(boot, outbox, control.show_phase)
+    control.listen(lambda notice: None, stopped.set)
+    control.report(ready=part.describe())
+    try:
+        run(part.scheduler, inbox, stopped.is_set)
+    finally:
+        part.close()
+        inbox.close()
+        outbox.close()
+        close_context(context)
+
+
+async def run_async(role: AsyncRole, boot: Boot, control: Control) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)
+    await role(boot, control, stop)
+
+
+def listen(control: Control, stop: asyncio.Event, on_dead: Callable[[str], None]) -> None:
+    """Notices arrive on a thread; what they cause happens in the loop."""
+    loop = asyncio.get_running_loop()
+
+    def notice(fields: dict[str, Any]) -> None:
+        if "dead" in fields:
+            loop.call_soon_threadsafe(on_dead, str(fields["dead"]))
+
+    control.listen(notice, lambda: loop.call_soon_threadsafe(stop.set))
+
+
+async def run_detokenizer(boot: Boot, control: Control, stop: asyncio.Event) -> None:
+    from srt.launch.parts import load_text
+    from srt.wire import codec
+    from srt.wire.sockets import ZmqReceiver, ZmqSender, close_context, open_context
+    from srt.wire.topology import HOPS
+    from tokenizer_proc.detokenizer import DetokenizerService
+
+    context = open_context()
+    step = ZmqReceiver(context, boot.addresses.step, HOPS["step"], codec.step())
+    text = ZmqSender(context, boot.addresses.text, HOPS["text"])
+    control.show_phase("loading the vocabulary")
+    service = DetokenizerService(step, text, load_text(boot))
+    listen(control, stop, lambda role: None)
+    control.report(ready={})
+    try:
+        await service.run(stop)
+    finally:
+        step.close()
+        text.close()
+        close_context(context)
+
+
+async def run_tokenizer(boot: Boot, control: Control, stop: asyncio.Event) -> None:
+    from srt.launch.parts import build_tokenizer, load_text
+    from srt.wire import codec
+    from srt.wire.sockets import ZmqReceiver, ZmqRouter, ZmqSender, close_context, open_context
+    from srt.wire.topology import HOPS
+
+    context = open_context()
+    front = ZmqRouter(context, boot.addresses.front)
+    work = ZmqSender(context, boot.addresses.work, HOPS["work"])
+    text = ZmqReceiver(context, boot.addresses.text, HOPS["text"], codec.text())
+    control.show_phase("loading the vocabulary")
+    service = build_tokenizer(boot, front, work, text, load_text(boot))
+    listen(control, stop, service.declare_dead)
+    control.report(ready={"front": front.endpoint})
+    try:
+        await service.run(stop)
+    finally:
+        front.close()
+        work.close()
+        text.close()
+        close_context(context)
+
+
+async def run_gateway(boot: Boot, control: Control, stop: asyncio.Event) -> None:
+    from srt.client import AsyncClient
+    from srt.gateway.app import create_app
+    from srt.gateway.server import serve
+    from srt.launch.parts import gateway_settings
+
+    control.show_phase("waiting for the tokenizer")
+    serving = get_serving()
+    client = await AsyncClient.connect(
+        boot.addresses.front, timeout=600.0, stall_seconds=serving.stall_seconds, name="gateway"
+    )
+    try:
+        listen(control, stop, client.declare_dead)
+
+        def ready(port: int) -> None:
+            control.report(ready={"host": serving.host, "port": port})
+
+        await serve(create_app(client, gateway_settings()), serving.host, serving.port, stop, ready)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {serving.host} --port {serving.port} cannot be had: {error.strerror}; "
+            "choose another --port, or 0 for any free one"
+        ) from None
+    finally:
+        await client.close()
+
+
+ASYNC_ROLES: dict[str, AsyncRole] = {
+    "detokenizer": run_detokenizer,
+    "tokenizer": run_tokenizer,
+    "gateway": run_gateway,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
