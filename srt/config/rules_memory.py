@@ -1,6 +1,7 @@
 """How long a context may be and how much KV cache there is.
 
-KV bytes of a token = 2 (K and V) * layers * KV heads * head dim * bytes of the KV type.
+KV bytes of a token = 2 (K and V) * layers * KV heads * head dim * bytes of the KV type. The budget pays
+for the padding page too, which `max_total_tokens` does not count.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ def _context_length(
             f"tokens; allowed: 1 to {most}; lower --context-length or leave it out"
         )
     is_memory_given = args.kv_memory_gb is not None or args.max_total_tokens is not None
-    fits = room // plan.bytes_per_token // page * page
+    fits = _usable(room, plan.bytes_per_token, page)
     wanted = most if asked is None else asked
     if is_memory_given or fits >= _round_up(wanted, page):
         return decisions.choose(
             "context_length", asked, most, "what the model was made for", source="model"
         )
     if asked is not None or fits < page:
-        need = _round_up(wanted, page) * plan.bytes_per_token
+        need = _cost(_round_up(wanted, page), plan.bytes_per_token, page)
         raise ConfigError(
             f"one context of {wanted} tokens needs {_mb(need)} of KV cache, but {_mb(room)} can be "
             f"had beside {_mb(plan.weight_bytes)} of weights; "
@@ -85,32 +86,31 @@ def _max_total_tokens(
     available: int,
     decisions: Decisions,
 ) -> int:
-    per_token = plan.bytes_per_token
-    asked = args.max_total_tokens
+    per_token, asked = plan.bytes_per_token, args.max_total_tokens
     if args.kv_memory_gb is not None:
         decisions.take("kv_memory_gb", args.kv_memory_gb)
-        flag, budget = f"--kv-memory-gb {args.kv_memory_gb:g}", int(args.kv_memory_gb * 1e9)
-        if asked is not None and asked * per_token > budget:
+        flag, budget = f"--kv-memory-gb {args.kv_memory_gb:g}", round(args.kv_memory_gb * 1e9)
+        if asked is not None and _cost(asked, per_token, page) > budget:
             raise ConfigError(
-                f"--max-total-tokens {asked} needs {_mb(asked * per_token)}, but {flag} allows "
-                f"{_mb(budget)}; allowed: up to {budget // per_token // page * page} tokens; "
+                f"--max-total-tokens {asked} needs {_mb(_cost(asked, per_token, page))}, but {flag} "
+                f"allows {_mb(budget)}; allowed: up to {_usable(budget, per_token, page)} tokens; "
                 "change one of the two"
             )
     elif asked is not None:
-        flag, budget = f"--max-total-tokens {asked}", asked * per_token
+        flag, budget = f"--max-total-tokens {asked}", _cost(asked, per_token, page)
         decisions.decide("kv_memory_gb", budget / 1e9, f"what {flag} takes")
     else:
-        flag, budget = "", _default_budget(available, need * per_token, decisions)
-    limit = budget if asked is None else asked * per_token
-    tokens = limit // per_token // page * page
+        flag, budget = "", _default_budget(available, _cost(need, per_token, page), decisions)
+    if asked is None:
+        tokens = _usable(budget, per_token, page)
+    else:
+        flag, tokens = f"--max-total-tokens {asked}", asked // page * page
     if tokens < need:
+        has = _cost(tokens, per_token, page) if asked else budget
+        usable = f"set --context-length to {tokens} or less" if tokens else "lower --page-size"
         raise ConfigError(
             f"the KV cache is too small for one context: {context} tokens need "
-            f"{_mb(need * per_token)}, {flag} gives {_mb(limit)}; raise it, or set "
-            f"--context-length to {tokens} or less"
-            if tokens > 0
-            else f"{flag} gives {_mb(limit)}, which holds not even one page of {page} tokens; one "
-            f"context of {context} tokens needs {_mb(need * per_token)}; raise it"
+            f"{_mb(_cost(need, per_token, page))}, {flag} gives {_mb(has)}; raise it, or {usable}"
         )
     if asked is not None:
         if tokens == asked:
@@ -138,6 +138,16 @@ def _default_budget(available: int, one_context: int, decisions: Decisions) -> i
         budget, reason = CPU_KV_BYTES, "enough to keep a CPU busy"
     decisions.decide("kv_memory_gb", budget / 1e9, reason)
     return budget
+
+
+def _cost(tokens: int, per_token: int, page: int) -> int:
+    """Bytes of whole pages for `tokens`, and of the padding page."""
+    return (_round_up(tokens, page) + page) * per_token
+
+
+def _usable(budget: int, per_token: int, page: int) -> int:
+    """Tokens in whole pages that a budget holds beside the padding page."""
+    return max(0, budget // per_token // page - 1) * page
 
 
 def _round_up(tokens: int, page: int) -> int:

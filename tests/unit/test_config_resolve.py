@@ -18,6 +18,7 @@ from srt.config.leaves import leaf_table
 from srt.config.resolve import Resolution, resolve
 from srt.config.runner_spec import RunnerSpec
 from srt.errors import ConfigError
+from srt.runner.memory import PoolNeed, size_pools
 
 SHORTHANDS = {"attention_backend"}  # stands for both halves and has no value of its own
 
@@ -182,14 +183,16 @@ def test_attention_pair(
 def test_memory_of_the_default_model() -> None:
     values = decide(make_facts(model=SMOLLM2)).values
     assert values["memory"]["kv_memory_gb"] == 0.256
-    assert values["schedule"]["max_total_tokens"] == 256_000_000 // 23_040 // 16 * 16
+    assert values["schedule"]["max_total_tokens"] == (256_000_000 // 23_040 // 16 - 1) * 16
 
 
 def test_a_quarter_of_little_memory() -> None:
     facts = make_facts({"memory_available": 900_000_000}, SMOLLM2)
     resolution = decide(facts)
     assert resolution.values["memory"]["kv_memory_gb"] == 0.225
-    assert resolution.values["schedule"]["max_total_tokens"] == 225_000_000 // 23_040 // 16 * 16
+    assert (
+        resolution.values["schedule"]["max_total_tokens"] == (225_000_000 // 23_040 // 16 - 1) * 16
+    )
 
 
 def test_room_for_one_context_comes_first() -> None:
@@ -203,14 +206,14 @@ def test_untyped_context_shrinks_to_what_free_memory_holds_and_says_so() -> None
     facts = make_facts({"memory_available": 400_000_000}, SMOLLM2)
     context, source, reason = by_field(decide(facts))["target.context_length"]
     room = int((400_000_000 - 134_515_008 * 2) * 0.75)
-    assert context == room // 23_040 // 16 * 16
+    assert context == (room // 23_040 // 16 - 1) * 16
     assert source == "rule" and "made for 8192" in reason
 
 
 def test_tiny_models_get_no_millions_of_pages() -> None:
     schedule = decide().values["schedule"]
-    assert schedule["max_total_tokens"] == 256_000_000 // 256
-    assert decide(page_size=1, dtype="float32").values["schedule"]["max_total_tokens"] == 500_000
+    assert schedule["max_total_tokens"] == 256_000_000 // 256 - 16
+    assert decide(page_size=1, dtype="float32").values["schedule"]["max_total_tokens"] == 499_999
     assert (
         decide(make_facts(model={"num_layers": 1})).values["schedule"]["max_total_tokens"]
         == 1 << 20
@@ -247,9 +250,9 @@ def test_whole_prompts_in_one_step() -> None:
         ({"max_step_tokens": 32, "max_running": 33}, ("32", "33")),
         ({"max_step_tokens": 99, "chunked_prefill_size": 0}, ("99", "2048")),
         ({"max_total_tokens": 1000}, ("2048 tokens need", "--context-length to 992")),
-        ({"kv_memory_gb": 0.0001}, ("0.5 MB", "0.1 MB", "--context-length to 384")),
-        ({"kv_memory_gb": 0}, ("not even one page",)),
-        ({"kv_memory_gb": 0.001, "max_total_tokens": 4096}, ("1.0 MB", "up to 3904")),
+        ({"kv_memory_gb": 0.0001}, ("0.5 MB", "0.1 MB", "--context-length to 368")),
+        ({"kv_memory_gb": 0}, ("lower --page-size",)),
+        ({"kv_memory_gb": 0.001, "max_total_tokens": 4096}, ("1.0 MB", "up to 3888")),
         ({"max_running": 999, "max_total_tokens": 2048}, ("999", "128 pages")),
         ({"load_format": "gguf"}, ("gguf", "safetensors")),
         ({"load_format": "script"}, ("script", "safetensors")),
@@ -270,14 +273,14 @@ def test_wish_that_cannot_be_met(fields: dict[str, Any], words: tuple[str, ...])
 
 def test_typed_context_that_memory_cannot_hold() -> None:
     facts = make_facts({"memory_available": 400_000_000}, SMOLLM2)
-    with pytest.raises(ConfigError, match="one context of 8192 tokens needs 188.7 MB"):
+    with pytest.raises(ConfigError, match="one context of 8192 tokens needs 189.1 MB"):
         decide(facts, context_length=8192)
     with pytest.raises(ConfigError, match="free memory or take a smaller model"):
         decide(make_facts({"memory_available": 1000}, SMOLLM2))
 
 
 def test_largest_usable_context_of_the_message_is_usable() -> None:
-    assert decide(kv_memory_gb=0.0001, context_length=384).runners[0].context_length == 384
+    assert decide(kv_memory_gb=0.0001, context_length=368).runners[0].context_length == 368
     assert decide(max_total_tokens=1000, context_length=992).runners[0].context_length == 992
 
 
@@ -298,6 +301,7 @@ def test_script_model_computes_nothing() -> None:
     chunk=st.integers(0, 2000) | st.none(),
     total=st.integers(1, 20_000) | st.none(),
     context=st.integers(1, 2048) | st.none(),
+    memory=st.floats(0, 0.01) | st.none(),
 )
 def test_whatever_is_accepted_can_be_scheduled(
     page: int | None,
@@ -306,6 +310,7 @@ def test_whatever_is_accepted_can_be_scheduled(
     chunk: int | None,
     total: int | None,
     context: int | None,
+    memory: float | None,
 ) -> None:
     try:
         resolution = decide(
@@ -315,6 +320,7 @@ def test_whatever_is_accepted_can_be_scheduled(
             chunked_prefill_size=chunk,
             max_total_tokens=total,
             context_length=context,
+            kv_memory_gb=memory,
         )
     except ConfigError:
         return
@@ -326,6 +332,14 @@ def test_whatever_is_accepted_can_be_scheduled(
     assert schedule["max_step_tokens"] >= (
         schedule["chunked_prefill_size"] or target.context_length
     )
+    pools = size_pools(
+        [PoolNeed(owner="target", bytes_per_token=256)],
+        budget_bytes=round(resolution.values["memory"]["kv_memory_gb"] * 1e9),
+        max_total_tokens=schedule["max_total_tokens"],
+        page_size=schedule["page_size"],
+        context_length=target.context_length,
+    )
+    assert (pools.num_pages - 1) * schedule["page_size"] == schedule["max_total_tokens"]
 
 
 def test_explain_shows_every_value_once() -> None:
