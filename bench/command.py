@@ -40,16 +40,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--seed", type=int, default=0)
     load = parser.add_argument_group("how hard")
     load.add_argument("--concurrency", type=int, nargs="*", help="closed loop, one run each")
-    load.add_argument("--rate", type=float, nargs="*", help="Poisson arrivals a second, one run each")
+    load.add_argument(
+        "--rate", type=float, nargs="*", help="Poisson arrivals a second, one run each"
+    )
     load.add_argument("--repeat", type=int, default=None, help="rounds over all loads, in turn")
     load.add_argument("--goal-ttft", type=float, help="seconds, for goodput")
     load.add_argument("--goal-tpot", type=float, help="seconds, for goodput")
     result = parser.add_argument_group("what to do with it")
     result.add_argument("--out", type=Path, help="append one JSON line per run to this file")
     result.add_argument("--plot", type=Path, help="write a PNG of latency against load")
-    result.add_argument("--profile-step", action="store_true", help="where a step's time went (--zmq)")
     result.add_argument(
-        "--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="compare two result files"
+        "--profile-step", action="store_true", help="where a step's time went (--zmq)"
+    )
+    result.add_argument(
+        "--compare",
+        type=Path,
+        nargs=2,
+        metavar=("BEFORE", "AFTER"),
+        help="compare two result files",
     )
 
 
@@ -142,9 +150,7 @@ async def run_load(
         seed=seed,
     )
     goals = scenario.goals
-    summary = summarize(
-        records, wall, goal_ttft=goals.get("ttft"), goal_tpot=goals.get("tpot")
-    )
+    summary = summarize(records, wall, goal_ttft=goals.get("ttft"), goal_tpot=goals.get("tpot"))
     result = {
         "scenario": scenario.name,
         "workload": {"kind": workload.name, **workload.settings},
