@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, Self
 
 from srt.config.args import ServerArgs
@@ -195,6 +196,32 @@ class RuntimeContext:
                     "with at_load=True if it is known only then"
                 )
         self.override(source, reason=reason, **fields)
+
+    def restamp_runner(self, source: str, spec: RunnerSpec, *, reason: str) -> None:
+        """Replaces the spec of the same role, only while loading and before the runner's backends are
+        built: for what only loading finds out, e.g. that kernels cannot be compiled here."""
+        state = self.state
+        if state.phase != "loading":
+            raise ConfigError(
+                f"{source} restamps the {spec.role} runner, but the phase is {state.phase}; allowed "
+                "only while loading"
+            )
+        before = next((old for old in state.runner_specs if old.role == spec.role), None)
+        if before is None:
+            raise ConfigError(f"{source} restamps the {spec.role} runner, but there is none")
+        old, new = asdict(before), asdict(spec)
+        state.runner_specs = tuple(spec if each is before else each for each in state.runner_specs)
+        state.ledger.trail.extend(
+            TrailEntry(
+                field=f"{spec.role}.{name}",
+                value=value,
+                source=source,
+                reason=reason,
+                replaced=old[name],
+            )
+            for name, value in new.items()
+            if value != old[name]
+        )
 
     def override_server_args(self, **fields: Any) -> SeededConfig:
         """A complete configuration for a test, from a dummy model and `fields`: with `with`, or with

@@ -17,12 +17,12 @@ def decide_exec(
     decisions.choose("device", device, "cpu", "the only device this version computes on")
     cores = facts.machine.num_cores
     decisions.choose("num_threads", args.num_threads, cores, f"one per usable core ({cores})")
-    lack = _native_lack(facts.machine, plan)
+    lack, doubt = _native_lack(plan), _native_doubt(facts.machine)
     native = decisions.choose(
         "native_kernels",
         args.native_kernels,
-        lack is None,
-        lack or f"{facts.machine.compiler} can build them for this CPU",
+        lack is None and doubt is None,
+        lack or doubt or f"{facts.machine.compiler} can build them for this CPU",
     )
     if args.native_kernels and lack is not None:
         raise ConfigError(
@@ -35,14 +35,19 @@ def decide_exec(
     )
 
 
-def _native_lack(machine: MachineFacts, plan: ModelPlan) -> str | None:
-    """What is missing for the compiled kernels, if anything is."""
+def _native_lack(plan: ModelPlan) -> str | None:
+    """Why the compiled kernels cannot compute this model, if they cannot."""
     if plan.load_format == "script":
         return "a script has nothing to compute"
     if plan.dtype != "bfloat16":
         return f"they compute in bfloat16, the model in {plan.dtype}"
+    return None
+
+
+def _native_doubt(machine: MachineFacts) -> str | None:
+    """Why they are not used unless asked for. Whoever asks may have a cached build, and plain C."""
     if "avx512f" not in machine.cpu_flags:
-        return "this CPU has no avx512f"
+        return "this CPU has no avx512f, without which torch is faster"
     if machine.compiler is None:
         return "there is no C compiler on the PATH"
     return None

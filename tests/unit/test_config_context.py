@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -255,6 +256,25 @@ def test_load_time_override_only_while_loading_and_only_declared_fields() -> Non
     with pytest.raises(ConfigError, match="phase is sealed"):
         get_context().declare_load_time_override("sizing", fields)
     assert get_schedule().max_total_tokens == 160
+
+
+def test_restamped_runner_is_told_and_only_while_loading() -> None:
+    context = get_context()
+    spec = replace(context.target, decode_attention_backend="native")
+    with pytest.raises(ConfigError, match="phase is published"):
+        context.restamp_runner("kernel build", spec, reason="it worked")
+    context.start_loading()
+    with pytest.raises(ConfigError, match="draft runner, but there is none"):
+        context.restamp_runner("kernel build", replace(spec, role="draft"), reason="-")
+    trail = context.trail
+    context.restamp_runner("kernel build", spec, reason="it worked")
+    assert context.target == spec and context.describe()["runners"] == [asdict(spec)]
+    (entry,) = context.trail[len(trail) :]
+    assert (entry.field, entry.value, entry.replaced) == (
+        "target.decode_attention_backend",
+        "native",
+        "sdpa",
+    )
 
 
 def test_phases_only_go_forward() -> None:

@@ -170,6 +170,7 @@ def test_dtype_typed_wins_and_the_cache_follows() -> None:
         ({"compiler": "cc"}, {"dtype": "float32"}, ("sdpa", "sdpa")),
         ({"compiler": "cc"}, {"kv_cache_dtype": "float32"}, ("sdpa", "sdpa")),
         ({"compiler": None}, {}, ("sdpa", "sdpa")),
+        ({"compiler": None}, {"native_kernels": True}, ("native", "native")),
         ({"compiler": "cc", "cpu_flags": ["avx512_bf16"]}, {}, ("sdpa", "sdpa")),
     ],
 )  # fmt: skip
@@ -243,7 +244,7 @@ def test_whole_prompts_in_one_step() -> None:
         ({"context_length": 4096}, ("4096", "2048", "--context-length")),
         ({"attention_backend": "flash"}, ("--attention-backend", "flash", "sdpa, native")),
         ({"attention_backend": "native"}, ("native", "kernels are off", "sdpa")),
-        ({"native_kernels": True}, ("no C compiler", "--no-native-kernels")),
+        ({"native_kernels": True, "dtype": "float32"}, ("float32", "--no-native-kernels")),
         ({"chunked_prefill_size": 8}, ("8", "16", "--page-size")),
         ({"chunked_prefill_size": 512, "max_step_tokens": 256}, ("512", "256")),
         ({"max_step_tokens": 8}, ("--max-step-tokens 8", "16")),
