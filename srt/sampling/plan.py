@@ -1,0 +1,170 @@
+"""The parameters of a set of rows, gathered into tensors once and used until the set changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from srt.sampling.noise import seed_keys
+from srt.sampling.penalties import PenaltyBatch, PenaltyTables
+from srt.sampling.truncate import Truncation
+from srt.wire.params import SamplingParams
+
+BAN = -100.0  # a bias of this or less forbids the token; any other is added as it is
+
+
+@dataclass(slots=True, kw_only=True)
+class RowState:
+    """What is fixed while a request has its row."""
+
+    params: SamplingParams
+    stop_ids: list[int]
+    penalty_slot: int | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Biases:
+    """Added to single logits. `where` [N] int64 indexes the flattened [S, V]; values [N] float32."""
+
+    where: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class Bans:
+    """Ids forbidden while their row has generated fewer than `until` tokens; all [N] int64."""
+
+    where: torch.Tensor
+    rows: torch.Tensor
+    until: torch.Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class Draws:
+    """The R rows that are drawn, not greedy. `places` index the batch; `free` and `cut` index these R:
+    rows without and with a truncation rule."""
+
+    places: torch.Tensor
+    rows: torch.Tensor
+    seeds: torch.Tensor
+    inverse_temperature: torch.Tensor  # [R, 1] float32
+    free: torch.Tensor
+    cut: torch.Tensor
+    rules: Truncation  # of the rows in `cut`
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """`rows` in batch order; a part that no row uses is None."""
+
+    rows: list[int]
+    index: torch.Tensor  # the same, [S] int64
+    biases: Biases | None
+    bans: Bans | None
+    penalties: PenaltyBatch | None
+    draws: Draws | None
+    logprob_places: list[int]
+    num_logprobs: list[int]
+
+    @property
+    def changes_logits(self) -> bool:
+        return not (self.biases is None and self.bans is None and self.penalties is None)
+
+
+class Planner:
+    """Builds plans for one vocabulary on one device."""
+
+    def __init__(self, vocab_size: int, device: torch.device, tables: PenaltyTables) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._tables = tables
+
+    def build(self, rows: list[int], states: list[RowState]) -> Plan:
+        """`states[i]` belongs to `rows[i]`."""
+        asks = [state.params.logprobs for state in states]
+        return Plan(
+            rows=list(rows),
+            index=self._ints(rows),
+            biases=self._biases(states),
+            bans=self._bans(rows, states),
+            penalties=self._penalties(states),
+            draws=self._draws(rows, states),
+            logprob_places=[place for place, num in enumerate(asks) if num is not None],
+            num_logprobs=[num for num in asks if num is not None],
+        )
+
+    def _ints(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def _column(self, values: list[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=self._device)[:, None]
+
+    def _biases(self, states: list[RowState]) -> Biases | None:
+        where: list[int] = []
+        values: list[float] = []
+        for place, state in enumerate(states):
+            for token, bias in state.params.logit_bias.items():
+                where.append(place * self._vocab_size + token)
+                values.append(bias if bias > BAN else float("-inf"))
+        if not where:
+            return None
+        return Biases(where=self._ints(where), values=self._column(values)[:, 0])
+
+    def _bans(self, rows: list[int], states: list[RowState]) -> Bans | None:
+        where: list[int] = []
+        owners: list[int] = []
+        until: list[int] = []
+        for place, (row, state) in enumerate(zip(rows, states, strict=True)):
+            for token in set(state.stop_ids) if state.params.min_tokens > 0 else ():
+                where.append(place * self._vocab_size + token)
+                owners.append(row)
+                until.append(state.params.min_tokens)
+        if not where:
+            return None
+        return Bans(where=self._ints(where), rows=self._ints(owners), until=self._ints(until))
+
+    def _penalties(self, states: list[RowState]) -> PenaltyBatch | None:
+        places: list[int] = []
+        slots: list[int] = []
+        for place, state in enumerate(states):
+            if state.penalty_slot is not None:
+                places.append(place)
+                slots.append(state.penalty_slot)
+        if not places:
+            return None
+        params = [states[place].params for place in places]
+        index = self._ints(slots)
+        return PenaltyBatch(
+            places=self._ints(places),
+            slots=index,
+            repetition=self._column([each.repetition_penalty for each in params]),
+            presence=self._column([each.presence_penalty for each in params]),
+            frequency=self._column([each.frequency_penalty for each in params]),
+            width=self._tables.longest(index),
+        )
+
+    def _draws(self, rows: list[int], states: list[RowState]) -> Draws | None:
+        places = [place for place, state in enumerate(states) if state.params.temperature > 0]
+        if not places:
+            return None
+        params = [states[place].params for place in places]
+        is_cut = [each.top_k > 0 or each.top_p < 1 or each.min_p > 0 for each in params]
+        cut = [place for place, cuts in enumerate(is_cut) if cuts]
+        return Draws(
+            places=self._ints(places),
+            rows=self._ints([rows[place] for place in places]),
+            seeds=seed_keys([each.seed or 0 for each in params], self._device),
+            # bounded, so that zero times it is zero for any temperature
+            inverse_temperature=self._column(
+                [min(1.0 / each.temperature, 1e30) for each in params]
+            ),
+            free=self._ints([place for place, cuts in enumerate(is_cut) if not cuts]),
+            cut=self._ints(cut),
+            rules=Truncation(
+                top_k=self._ints([params[place].top_k for place in cut])[:, None],
+                top_p=self._column([params[place].top_p for place in cut], torch.float64),
+                min_p=self._column([params[place].min_p for place in cut]),
+                max_top_k=max((params[place].top_k for place in cut), default=0),
+            ),
+        )

@@ -1,0 +1,173 @@
+"""From logits to tokens, for all rows of a step at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from srt.protocols.forward_batch import RowSetup
+from srt.sampling.draw import best_tokens, draw, token_weights
+from srt.sampling.logprobs import token_logprobs
+from srt.sampling.noise import position_keys
+from srt.sampling.penalties import PenaltyTables
+from srt.sampling.plan import Draws, Plan, Planner, RowState
+from srt.sampling.truncate import draw_truncated
+from srt.wire.params import SamplingParams, TokenLogprobs
+
+
+@dataclass(slots=True, kw_only=True)
+class Sampled:
+    """One entry for each row asked. A row with an error has token 0, which means nothing."""
+
+    tokens: torch.Tensor  # [S] int64
+    logprobs: list[TokenLogprobs | None]
+    errors: list[str | None]
+
+
+class Sampler:
+    """Holds what sampling must remember of each row: parameters, how many tokens it has generated, and
+    for penalised rows which. `sample` advances that state itself, in launch order, so the next step
+    can be launched before this one's tokens are known to anybody.
+
+    The order of the rules: bias and bans, penalties, temperature, top_k, top_p, min_p, draw. A bias of
+    -100 or less forbids its token; any other is added as it is. Greedy rows take the largest logit
+    after bans and penalties; of equal ones the lowest id.
+    """
+
+    def __init__(self, max_rows: int, vocab_size: int, device: str | torch.device = "cpu") -> None:
+        self._device = torch.device(device)
+        self._states: list[RowState | None] = [None] * max_rows
+        self._generated = torch.zeros(max_rows, dtype=torch.int64, device=self._device)
+        self._tables = PenaltyTables(vocab_size, self._device)
+        self._planner = Planner(vocab_size, self._device, self._tables)
+        self._plan: Plan | None = None
+
+    def open(self, setups: list[RowSetup]) -> None:
+        """Each row forgets what it was and takes the given state."""
+        for setup in setups:
+            old = self._states[setup.row]
+            if old is not None and old.penalty_slot is not None:
+                self._tables.close(old.penalty_slot)
+            slot = None
+            if is_penalised(setup.params):
+                slot = self._tables.open(setup.tokens, setup.prompt_len)
+            self._states[setup.row] = RowState(
+                params=setup.params, stop_ids=setup.stop_ids, penalty_slot=slot
+            )
+            self._generated[setup.row] = len(setup.tokens) - setup.prompt_len
+        if setups:
+            self._plan = None
+
+    @torch.no_grad()
+    def sample(self, logits: torch.Tensor, rows: list[int]) -> Sampled:
+        """One token for each of `rows`, all different and opened before. logits: [S, V] float32, row i
+        those of `rows[i]`; they may be changed in place."""
+        logits = logits.contiguous()
+        plan = self._plan_of(rows)
+        raw = self._raw_rows(logits, plan)
+        self._apply_rules(logits, plan)
+        peaks, tokens = best_tokens(logits)
+        if plan.draws is not None:
+            if len(plan.draws.places) == len(rows):
+                tokens = self._draw(logits, peaks, plan.draws)
+            else:
+                places = plan.draws.places
+                tokens[places] = self._draw(logits[places], peaks[places], plan.draws)
+        errors = explain_peaks(peaks, tokens)
+        self._advance(plan, tokens)
+        logprobs: list[TokenLogprobs | None] = [None] * len(rows)
+        if raw is not None:
+            chosen = tokens[plan.logprob_places]
+            found = token_logprobs(raw, chosen, plan.num_logprobs)
+            for place, each in zip(plan.logprob_places, found, strict=True):
+                logprobs[place] = each if errors[place] is None else None
+        return Sampled(tokens=tokens, logprobs=logprobs, errors=errors)
+
+    @torch.no_grad()
+    def score(
+        self, logits: torch.Tensor, targets: torch.Tensor, num_top: int
+    ) -> list[TokenLogprobs]:
+        """Log-probabilities of given tokens. logits: [n, V] float32; targets: [n] int64."""
+        return token_logprobs(logits, targets, [num_top] * len(targets))
+
+    def rollback(self, row: int, num: int) -> None:
+        """Forgets the row's last `num` generated tokens."""
+        state = self._states[row]
+        assert state is not None and 0 <= num <= int(self._generated[row])
+        self._generated[row] -= num
+        if state.penalty_slot is not None and num:
+            self._tables.rollback(state.penalty_slot, num)
+
+    def _plan_of(self, rows: list[int]) -> Plan:
+        if self._plan is None or self._plan.rows != rows:
+            states = [self._states[row] for row in rows]
+            known = [state for state in states if state is not None]
+            assert len(known) == len(rows), "a row was never opened"
+            self._plan = self._planner.build(rows, known)
+        return self._plan
+
+    def _raw_rows(self, logits: torch.Tensor, plan: Plan) -> torch.Tensor | None:
+        """The logits of the rows that want log-probabilities, safe from the rules."""
+        if not plan.logprob_places:
+            return None
+        if len(plan.logprob_places) == len(plan.rows):
+            return logits.clone() if plan.changes_logits else logits
+        return logits[plan.logprob_places]
+
+    def _apply_rules(self, logits: torch.Tensor, plan: Plan) -> None:
+        flat = logits.view(-1)
+        if plan.biases is not None:
+            flat[plan.biases.where] += plan.biases.values
+        if plan.bans is not None:
+            is_early = self._generated[plan.bans.rows] < plan.bans.until
+            flat[plan.bans.where] += torch.where(is_early, float("-inf"), 0.0)
+        if plan.penalties is not None:
+            self._tables.apply(logits, plan.penalties)
+
+    def _draw(self, logits: torch.Tensor, peaks: torch.Tensor, draws: Draws) -> torch.Tensor:
+        keys = position_keys(draws.seeds, self._generated[draws.rows])
+        weights = token_weights(logits, peaks, draws.inverse_temperature)
+        tokens = torch.empty_like(keys)
+        if len(draws.free):
+            blocks = torch.arange(weights.shape[1], device=weights.device)
+            free = draws.free
+            part = weights[free] if len(draws.cut) else weights
+            tokens[free] = draw(part, blocks.expand(len(free), -1), keys[free])
+        if len(draws.cut):
+            cut = draws.cut
+            part = weights[cut] if len(draws.free) else weights
+            tokens[cut] = draw_truncated(part, draws.rules, keys[cut])
+        return tokens
+
+    def _advance(self, plan: Plan, tokens: torch.Tensor) -> None:
+        self._generated[plan.index] += 1
+        if plan.penalties is not None:
+            self._tables.count(plan.penalties, tokens[plan.penalties.places])
+
+
+def is_penalised(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )
+
+
+def explain_peaks(peaks: torch.Tensor, tokens: torch.Tensor) -> list[str | None]:
+    """What is wrong with a row whose largest logit is not a finite number. Its token becomes 0."""
+    is_fine = peaks.isfinite()
+    if bool(is_fine.all()):
+        return [None] * len(peaks)
+    tokens.masked_fill_(~is_fine, 0)
+    errors: list[str | None] = []
+    for peak in peaks.tolist():
+        if peak != peak:
+            errors.append("the model's logits contain NaN")
+        elif peak == float("inf"):
+            errors.append("the model's logits contain infinity")
+        elif peak == float("-inf"):
+            errors.append("no token can be chosen: every one is forbidden")
+        else:
+            errors.append(None)
+    return errors
