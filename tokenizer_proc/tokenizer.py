@@ -335,8 +335,9 @@ class TokenizerService:
         self._replies.owe(request.peer, Outputs(items=ends))
 
     def _free(self, request: LiveRequest) -> None:
+        # Not quiet: the terminal item frees the detokenizer's state on its way, and is dropped here.
         for uid in self._requests.close(request):
-            self._work.send(AbortWork(uid=uid, reason="client", quiet=True))
+            self._work.send(AbortWork(uid=uid))
 
     def _refuse(self, peer: bytes, rid: str, error: BaseException) -> None:
         if not isinstance(error, e.TandemError):
