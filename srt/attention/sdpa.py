@@ -72,8 +72,8 @@ def _attend(
     num_kv_heads = keys.shape[1]
     count, queries = piece.count, piece.queries
     q = q[piece.first : piece.first + count * queries]
-    k = keys[piece.slots].transpose(1, 2)  # [count, kv_heads, L, head_dim]
-    v = values[piece.slots].transpose(1, 2)
+    k = keys[piece.slots].to(q.dtype).transpose(1, 2)  # [count, kv_heads, L, head_dim]
+    v = values[piece.slots].to(q.dtype).transpose(1, 2)
     mask = piece.mask(window)
     if queries == 1:  # the query heads of one KV head stand in as its queries: no KV is repeated
         q = q.view(count, num_kv_heads, num_heads // num_kv_heads, head_dim)

@@ -31,20 +31,21 @@ def size_pools(
     page_size: int,
     context_length: int,
 ) -> PoolSizes:
-    """As many whole pages as both the budget and `max_total_tokens` allow, plus the padding page.
+    """As many whole pages as both the budget and `max_total_tokens` allow; the padding page, which no
+    token can use, comes on top of both.
 
     Raises ConfigError with need, have and the largest usable context when one request of full length
     would not fit.
     """
     per_token = sum(need.bytes_per_token for need in needs)
-    affordable = max(budget_bytes // per_token - page_size, 0)  # the padding page is paid first
+    affordable = budget_bytes // per_token
     usable = min(affordable, max_total_tokens) // page_size
     if usable * page_size < context_length:
         limit = "kv_memory_gb" if affordable < max_total_tokens else "max_total_tokens"
         needed = -(-context_length // page_size) * page_size
         raise ConfigError(
             f"context_length {context_length} needs {needed} KV tokens "
-            f"({(needed + page_size) * per_token / 1e9:.3f} GB); {limit} leaves "
+            f"({needed * per_token / 1e9:.3f} GB); {limit} leaves "
             f"{usable * page_size}. Raise {limit} or set context_length to at most "
             f"{usable * page_size}"
         )

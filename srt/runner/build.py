@@ -1,0 +1,162 @@
+"""Builds the target's worker from the published configuration, in the one order that is right:
+load -> gate -> pools -> backends -> warm-up -> seal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+import kernels.native_build
+import kernels.ops
+import kernels.rope
+from srt.config.context import (
+    RuntimeContext,
+    get_context,
+    get_device,
+    get_exec,
+    get_memory,
+    get_schedule,
+)
+from srt.config.gate import maybe_disable_chunked_prefix_cache
+from srt.config.runner_spec import RunnerSpec
+from srt.errors import ConfigError
+from srt.protocols.worker import WorkerFacts
+from srt.runner.memory import PoolNeed, PoolSizes, size_pools
+from srt.runner.model_runner import ModelRunner
+from srt.runner.tp_worker import TpModelWorker
+from srt.runner.warm_up import warm_up
+from srt.sampling.sampler import Sampler
+
+logger = logging.getLogger(__name__)
+
+ShowPhase = Callable[[str, float | None], None]
+T = TypeVar("T")
+
+
+def build_worker(cache_folder: str, show: ShowPhase) -> TpModelWorker:
+    """Takes the context from published to sealed. `cache_folder` keeps the compiled kernels. Raises
+    ConfigError for anything that was asked for and cannot be had."""
+    context = get_context()
+    context.start_loading()
+    num_threads = get_exec().num_threads
+    thread = ThreadPoolExecutor(
+        1, "model", initializer=torch.set_num_threads, initargs=(num_threads,)
+    )
+    try:
+        worker = _build(context, cache_folder, show, thread)
+    except BaseException:
+        thread.shutdown()
+        raise
+    context.seal()
+    return worker
+
+
+def _build(
+    context: RuntimeContext, cache_folder: str, show: ShowPhase, thread: ThreadPoolExecutor
+) -> TpModelWorker:
+    def on_thread(work: Callable[[], T]) -> T:
+        return thread.submit(work).result()
+
+    show("kernels", None)
+    spec, ops = _select_ops(context, Path(cache_folder) / "kernels")
+    model = context.facts.model
+    runner = ModelRunner(
+        spec, model, ops=ops, device=torch.device(get_device().device), seed=get_device().seed
+    )
+    on_thread(lambda: runner.load(show))
+    maybe_disable_chunked_prefix_cache(
+        use_mla_backend=False, is_draft_worker=runner.role == "draft"
+    )
+    schedule = get_schedule()
+    max_rows, page_size = schedule.max_running, schedule.page_size
+    sizes = size_pools(
+        [PoolNeed(owner=f"{runner.role} kv", bytes_per_token=runner.kv_bytes_per_token)],
+        budget_bytes=round(get_memory().kv_memory_gb * 1e9),
+        max_total_tokens=schedule.max_total_tokens,
+        page_size=page_size,
+        context_length=runner.context_length,
+    )
+    runner.allocate(num_pages=sizes.num_pages, page_size=page_size, max_rows=max_rows)
+    runner.init_backends()
+    facts = WorkerFacts(
+        vocab_size=model.vocab_size,
+        context_length=runner.context_length,
+        num_pages=sizes.num_pages,
+        page_size=page_size,
+        max_rows=max_rows,
+        end_token_ids=model.end_token_ids,
+        memory_bytes={f"{runner.role} weights": runner.weight_bytes, **sizes.bytes},
+    )
+    sampler = on_thread(lambda: Sampler(max_rows, model.vocab_size, runner.device))
+    worker = TpModelWorker(runner, sampler, facts, thread)
+    show("warm-up", None)
+    warm_up(worker)
+    _log(runner, sizes)
+    return worker
+
+
+def _select_ops(context: RuntimeContext, folder: Path) -> tuple[RunnerSpec, kernels.ops.Ops]:
+    """Compiled kernels if they are on and can be built. What was asked for and cannot be had is an
+    error; what a rule had hoped for is taken back, in the trail and in the log."""
+    spec = context.target
+    with context.building("kernels"):
+        if not get_exec().native_kernels:
+            return spec, kernels.ops.select("torch")
+        built = kernels.native_build.build(folder, context.facts.machine.compiler)
+        if isinstance(built, kernels.native_build.Library):
+            ops = kernels.ops.select("native", built)
+            if spec.kv_cache_dtype != spec.dtype:  # the compiled write knows one type only
+                ops = replace(ops, rope_write_kv=kernels.rope.select("torch"))
+            return spec, ops
+        if _was_asked(context, "exec.native_kernels"):
+            raise ConfigError(
+                f"--native-kernels was asked for, but they cannot be built: {built.reason}; "
+                "allowed: --no-native-kernels, which computes with torch"
+            )
+        context.declare_load_time_override(
+            "kernel build", {"native_kernels": False}, reason=built.reason
+        )
+    logger.warning("native kernels are off, torch computes instead: %s", built.reason)
+    return _without_native(context, spec), kernels.ops.select("torch")
+
+
+def _without_native(context: RuntimeContext, spec: RunnerSpec) -> RunnerSpec:
+    """The spec with every native backend that nobody asked for replaced."""
+
+    def other(half: str, backend: str) -> str:
+        asked = _was_asked(context, f"{spec.role}.{half}_attention_backend")
+        return backend if asked or backend != "native" else "sdpa"
+
+    return replace(
+        spec,
+        prefill_attention_backend=other("prefill", spec.prefill_attention_backend),
+        decode_attention_backend=other("decode", spec.decode_attention_backend),
+    )
+
+
+def _was_asked(context: RuntimeContext, field: str) -> bool:
+    sources = [entry.source for entry in context.trail if entry.field == field]
+    return bool(sources) and sources[0] in ("typed", "file")
+
+
+def _log(runner: ModelRunner, sizes: PoolSizes) -> None:
+    pair = runner.attention_pair
+    logger.info(
+        "%s ready: %s, %s, kernels %s, attention %s (prefill) %s (decode), weights %.0f MB, "
+        "KV %.0f MB in %d pages",
+        runner.role,
+        runner.arch.name,
+        runner.spec.dtype,
+        runner.ops.implementation,
+        pair.prefill,
+        pair.decode,
+        runner.weight_bytes / 1e6,
+        sum(sizes.bytes.values()) / 1e6,
+        sizes.num_pages - 1,
+    )

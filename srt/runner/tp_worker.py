@@ -1,0 +1,139 @@
+"""The worker: a target runner and its sampler, executing steps one after the other on one thread.
+
+The single thread is the stream: steps run in launch order, and everything a step touches (page table,
+last tokens, sampler, KV) is touched by this thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
+
+import torch
+
+from srt.protocols.forward_batch import ForwardBatch, Slice, SliceResult, StepResult
+from srt.protocols.worker import WorkerFacts
+from srt.runner.inputs import StepInputs
+from srt.runner.model_runner import ModelRunner
+from srt.sampling.sampler import Sampled, Sampler
+from srt.wire.params import TokenLogprobs
+
+logger = logging.getLogger(__name__)
+
+SCORED_AT_ONCE = 128  # prompt rows whose logits exist at the same time
+
+
+class StepTicket:
+    """A launched step; see `srt.protocols.worker.Ticket`."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Future[StepResult]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def wait(self) -> StepResult:
+        return self._future.result()
+
+
+class TpModelWorker:
+    """Owns the runner, the sampler and the thread, which it did not have to start itself: whoever
+    builds the runner loads it on that same thread, so that one pool of compute threads exists."""
+
+    def __init__(
+        self, runner: ModelRunner, sampler: Sampler, facts: WorkerFacts, thread: ThreadPoolExecutor
+    ) -> None:
+        self.runner = runner
+        self.sampler = sampler
+        self._facts = facts
+        self._thread = thread
+
+    @property
+    def facts(self) -> WorkerFacts:
+        return self._facts
+
+    def launch(self, batch: ForwardBatch) -> StepTicket:
+        return StepTicket(self._thread.submit(self._step, batch))
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+
+    @torch.inference_mode()
+    def _step(self, batch: ForwardBatch) -> StepResult:
+        began = perf_counter()
+        self.sampler.open(batch.setups)
+        inputs = self.runner.prepare(batch)
+        prepared = perf_counter()
+        hidden = self.runner.forward(inputs)
+        num_sampling = len(inputs.sampling)
+        logits = self.runner.logits(hidden[:num_sampling]) if num_sampling else None
+        forwarded = perf_counter()
+        sampled = None
+        if logits is not None:
+            rows = [piece.row for piece in inputs.sampling]
+            sampled = self.sampler.sample(logits, rows)
+            self.runner.remember(rows, sampled.tokens)
+        scores = self._score(inputs, hidden[num_sampling:])
+        results = _collect(batch.slices, sampled, scores)
+        return StepResult(
+            slices=results,
+            prepare_seconds=prepared - began,
+            forward_seconds=forwarded - prepared,
+            sample_seconds=perf_counter() - forwarded,
+        )
+
+    def _score(self, inputs: StepInputs, hidden: torch.Tensor) -> list[list[TokenLogprobs] | str]:
+        """Per scoring slice the logprobs of its targets, or why there are none."""
+        found: list[list[TokenLogprobs] | str] = []
+        first = 0
+        for piece in inputs.scoring:
+            assert piece.prompt_logprobs is not None
+            last = first + len(piece.targets)
+            found.append(
+                self._score_slice(hidden[first:last], piece.targets, piece.prompt_logprobs)
+            )
+            first = last
+        return found
+
+    def _score_slice(
+        self, hidden: torch.Tensor, targets: list[int], num_top: int
+    ) -> list[TokenLogprobs] | str:
+        scores: list[TokenLogprobs] = []
+        for first in range(0, len(targets), SCORED_AT_ONCE):
+            last = first + SCORED_AT_ONCE
+            logits = self.runner.logits(hidden[first:last])
+            if not bool(logits.isfinite().all()):
+                return "the model's logits for the prompt are not finite"
+            wanted = torch.tensor(targets[first:last], dtype=torch.int64, device=logits.device)
+            scores += self.sampler.score(logits, wanted, num_top)
+        return scores
+
+
+def _collect(
+    slices: list[Slice], sampled: Sampled | None, scores: list[list[TokenLogprobs] | str]
+) -> list[SliceResult]:
+    tokens = sampled.tokens.tolist() if sampled is not None else []
+    place, scored = 0, iter(scores)
+    results = []
+    for piece in slices:
+        result = SliceResult(tokens=[])
+        if piece.sample:
+            assert sampled is not None
+            error, logprobs = sampled.errors[place], sampled.logprobs[place]
+            if error is not None:
+                result.error = error
+            else:
+                result.tokens = [tokens[place]]
+                result.logprobs = None if logprobs is None else [logprobs]
+            place += 1
+        if piece.prompt_logprobs is not None:
+            found = next(scored) if piece.targets else []
+            if isinstance(found, str):
+                result = SliceResult(tokens=[], error=found)
+            else:
+                result.prompt_logprobs = found
+        results.append(result)
+    return results
