@@ -94,6 +94,7 @@ class TokenizerService:
         self._ring = Ring(stall_seconds, tick, 0.0)
         self._jobs: set[asyncio.Task[None]] = set()
         self._is_draining = False
+        self._cause: str | None = None  # of the engine's death, once that is known
         self.late_items = 0  # for uids that were over
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -140,7 +141,8 @@ class TokenizerService:
         EngineDead, and nothing new is taken."""
         logger.error("the %s process died", role)
         self._ring.cut()
-        self._end_all(e.EngineDead(f"the engine's {role} process died"))
+        self._cause = f"the engine's {role} process died"
+        self._end_all(self._dead())
 
     # --- from the clients ----------------------------------------------------------------------
 
@@ -305,7 +307,7 @@ class TokenizerService:
             raise self._dead()
 
     def _dead(self) -> e.EngineDead:
-        return e.EngineDead(f"the engine has not moved for {self._ring.age:.1f} s")
+        return e.EngineDead(self._cause or f"the engine has not moved for {self._ring.age:.1f} s")
 
     def _refuse_questions(self, now: float, error: e.TandemError) -> None:
         for question in self._questions.expired(now):

@@ -95,6 +95,18 @@ async def test_a_stalled_ring_ends_everything_once_and_recovers() -> None:
         assert (await client.generate("z")).text == "ab"
 
 
+async def test_a_death_that_is_told_ends_everything_at_once_and_for_good() -> None:
+    async with make_rig() as rig, await rig.client() as client:
+        rig.engine.auto = None
+        pending = asyncio.create_task(client.generate("y", n=2))
+        await until(lambda: len(rig.engine.open) == 2)
+        rig.service.declare_dead("scheduler")
+        for request in (pending, client.generate("z"), client.metrics()):
+            with pytest.raises(errors.EngineDead, match="scheduler process died"):
+                await request
+        assert (await client.health())["phase"] == "stalled"
+
+
 def test_the_ring_does_not_count_the_time_it_slept_itself() -> None:
     ring = Ring(stall_seconds=5.0, tick=0.5, now=0.0)
     turn = ring.beat(0.0)

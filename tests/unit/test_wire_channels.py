@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 import psutil
 import pytest
+import uvloop
 
 from srt.errors import ConfigError
 from srt.wire import codec
@@ -281,3 +282,30 @@ def test_closing_a_context_is_bounded(tmp_path: Path) -> None:
     )
     assert not close_context(context, 0.05)
     receiver.close()
+
+
+def test_sockets_work_on_uvloop(tmp_path: Path) -> None:
+    """Its readers differ from asyncio's; the asyncio processes run on it."""
+
+    async def talk() -> None:
+        context = open_context()
+        router = ZmqRouter(context, f"ipc://{tmp_path}/front")
+        dealer = ZmqDealer(context, router.endpoint)
+
+        async def echo() -> None:
+            while True:
+                for peer, _ in await router.receive():
+                    router.send(peer, Ping(engine_age=0.0))
+
+        echoing = asyncio.create_task(echo())
+        for _ in range(200):
+            dealer.send(Abort())
+            assert await soon(dealer.receive()) == [Ping(engine_age=0.0)]
+        dealer.close()
+        router.close()
+        with pytest.raises(ChannelClosed):
+            await soon(echoing)
+        assert close_context(context)
+
+    uvloop.run(talk())
+    assert list(tmp_path.iterdir()) == []
