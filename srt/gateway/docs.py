@@ -5,7 +5,6 @@ from __future__ import annotations
 from html import escape
 
 from fastapi import APIRouter, FastAPI
-from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, Response
 
 from srt.gateway.errors import json_response
@@ -34,8 +33,8 @@ def routes(app: FastAPI) -> APIRouter:
 
 def page(app: FastAPI) -> str:
     rows = "".join(
-        f"<tr><td>{' '.join(sorted(route.methods or ()))}<td><code>{escape(route.path)}</code></tr>"
-        for route in _api_routes(app)
+        f"<tr><td>{' '.join(methods).upper()}<td><code>{escape(path)}</code></tr>"
+        for path, methods in app.openapi()["paths"].items()
     )
     tables = "".join(
         f"<h2><code>POST {path}</code></h2><table><tr><th>Field<th>Status<th>Allowed<th>Note</tr>"
@@ -53,7 +52,3 @@ def page(app: FastAPI) -> str:
         f"<p>Machine-readable: <a href=/openapi.json>openapi.json</a></p>"
         f"<table>{rows}</table>{tables}</html>"
     )
-
-
-def _api_routes(app: FastAPI) -> list[APIRoute]:
-    return [route for route in app.routes if isinstance(route, APIRoute)]

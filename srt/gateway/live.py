@@ -48,6 +48,8 @@ class Live:
 
     async def wait_empty(self, seconds: float) -> bool:
         """False if something is still open after `seconds`."""
+        if self._empty.is_set():
+            return True
         try:
             await asyncio.wait_for(self._empty.wait(), seconds)
         except TimeoutError:
