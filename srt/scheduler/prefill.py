@@ -1,0 +1,92 @@
+"""The prompts' share of a step: chunks of those that are under way, then newcomers."""
+
+from __future__ import annotations
+
+from srt.protocols.forward_batch import Slice
+from srt.scheduler.admission import Admission
+from srt.scheduler.budget import Settings, chunk_length
+from srt.scheduler.queue import Queue
+from srt.scheduler.request import Reason, Refusal, Request, Roster, State
+from srt.scheduler.step import Piece
+
+
+class Prefill:
+    """Fills what the decodes left of a step with prompts, in order of admission."""
+
+    def __init__(
+        self, *, roster: Roster, queue: Queue, admission: Admission, settings: Settings
+    ) -> None:
+        self._roster = roster
+        self._queue = queue
+        self._admission = admission
+        self._settings = settings
+
+    def plan(self, now: float, step: int, left: int) -> list[Piece]:
+        """Pieces for `left` tokens. Afterwards every request that waits, or has part of its prompt
+        waiting, knows why."""
+        pieces: list[Piece] = []
+        for request in self._roster.active:
+            if request.state is State.PREFILLING:
+                left -= self._cut(request, left, pieces)
+        if len(self._queue):
+            self._admit(now, step, left, pieces)
+        return pieces
+
+    def _admit(self, now: float, step: int, left: int, pieces: list[Piece]) -> None:
+        candidates, places = self._admission.candidates(now)
+        blocked: Request | None = None
+        passed: set[int] = set()
+        for request in candidates:
+            refusal = self._admission.try_admit(request, now, step, left, is_first=not pieces)
+            if refusal is None:
+                left -= self._cut(request, left, pieces)
+                continue
+            request.refusal = refusal
+            passed.add(request.uid)
+            if refusal.reason is not Reason.LEADER:  # the only wait that no one else need share
+                blocked = request
+                break
+        if blocked is not None:
+            self._refuse_the_rest(blocked, passed, places)
+
+    def _refuse_the_rest(self, blocked: Request, passed: set[int], places: dict[int, int]) -> None:
+        """Nobody passes one that is blocked: small requests could keep a large one out for ever."""
+        assert blocked.refusal is not None
+        behind = Refusal(reason=Reason.BEHIND, behind=blocked.uid)
+        if blocked.refusal.reason in (Reason.ROWS, Reason.TOKEN_BUDGET):
+            behind = blocked.refusal  # the same for everybody
+        unfair = Refusal(reason=Reason.FAIRNESS, behind=blocked.uid)
+        limit = places.get(blocked.uid, -1)
+        for request in self._queue:
+            if request.uid not in passed:
+                is_passed_over = places.get(request.uid, limit) < limit
+                request.refusal = unfair if is_passed_over else behind
+
+    def _cut(self, request: Request, left: int, pieces: list[Piece]) -> int:
+        """Appends the request's next chunk and returns its length; 0 if nothing goes into this step."""
+        start, total = request.computed, len(request.tokens)
+        chunk = self._settings.chunked_prefill_size
+        length = chunk_length(total - start, chunk, left, is_first=not pieces)
+        if length <= 0:
+            reason = Reason.TOKEN_BUDGET if left <= 0 else Reason.CHUNK_BUDGET
+            request.refusal = Refusal(reason=reason, needed=total - start, free=max(left, 0))
+            return 0
+        request.refusal = None
+        end = start + length
+        is_last = end == total
+        piece = Slice(
+            row=request.lease.row if request.lease is not None else -1,
+            start=start,
+            length=length,
+            tokens=request.tokens[start:end],
+            sample=is_last and request.max_output > 0,
+        )
+        if request.prompt_logprobs is not None:
+            piece.prompt_logprobs = request.params.prompt_logprobs
+            piece.targets = request.tokens[start + 1 : end + 1]
+        request.computed = end
+        if is_last:
+            request.state = State.RUNNING
+            request.in_flight += piece.sample
+        pieces.append(Piece(request=request, slice=piece, ends_prefill=is_last))
+        return length

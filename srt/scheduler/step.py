@@ -1,0 +1,137 @@
+"""A step on its way: what was launched, for whom, and what to do with its results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from srt.errors import InternalError
+from srt.metrics.registry import Registry
+from srt.protocols.forward_batch import ForwardBatch, RowSetup, Slice, SliceResult, StepResult
+from srt.protocols.worker import Ticket
+from srt.scheduler.finish import Finisher, ending
+from srt.scheduler.outbox import Outbox
+from srt.scheduler.policy import Shares
+from srt.scheduler.request import Request, State
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Piece:
+    """A slice and whose it is. The request may have ended by the time the result is here."""
+
+    request: Request
+    slice: Slice
+    ends_prefill: bool
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Flight:
+    """A launched step."""
+
+    step: int
+    pieces: list[Piece]
+    num_decodes: int
+    ticket: Ticket
+
+
+def build_batch(step: int, pieces: list[Piece]) -> ForwardBatch:
+    """The batch for these pieces, with the row setups and page table writes they depend on."""
+    batch = ForwardBatch(step=step, slices=[piece.slice for piece in pieces])
+    for piece in pieces:
+        request = piece.request
+        lease = request.lease
+        assert lease is not None
+        if request.needs_setup:
+            request.needs_setup = False
+            setup = RowSetup(
+                row=lease.row,
+                params=request.params,
+                tokens=list(request.tokens),
+                prompt_len=request.prompt_len,
+                stop_ids=sorted(request.stop_ids),
+            )
+            batch.setups.append(setup)
+        write = lease.table_write()
+        if write is not None:
+            batch.table_writes.append(write)
+    return batch
+
+
+class Receiving:
+    """Brings a step's results home: commits KV, shares prompts, hands tokens out, ends requests."""
+
+    def __init__(
+        self, *, finisher: Finisher, outbox: Outbox, shares: Shares, metrics: Registry
+    ) -> None:
+        self._finisher = finisher
+        self._outbox = outbox
+        self._shares = shares
+        self._metrics = metrics
+
+    def receive(self, flight: Flight, result: StepResult, now: float) -> None:
+        """Requests that ended while the step was on its way are passed over: their rows and pages may
+        have new owners, who come after this step on the worker too."""
+        assert len(result.slices) == len(flight.pieces), "one result for each slice"
+        for piece, got in zip(flight.pieces, result.slices, strict=True):
+            request = piece.request
+            request.in_flight -= piece.slice.sample
+            if request.state is State.FINISHED:
+                continue
+            if got.error is not None:
+                failure = InternalError(f"the model failed on this request: {got.error}")
+                self._finisher.finish(request, "error", now, error=failure)
+                continue
+            assert request.lease is not None
+            request.lease.commit(piece.slice.start + piece.slice.length)
+            if got.prompt_logprobs is not None and request.prompt_logprobs is not None:
+                request.prompt_logprobs.extend(got.prompt_logprobs)
+            if piece.ends_prefill:
+                self._end_prefill(request)
+            if piece.slice.sample:
+                self._take_tokens(request, got, now)
+            elif piece.ends_prefill:  # max_tokens 0: the prompt was all
+                self._finisher.finish(request, "length", now)
+
+    def _end_prefill(self, request: Request) -> None:
+        """The prompt is in its pages: offer it to the cache, so that followers and equal prompts
+        share it from now on. Where the cache had it already, the lease changes to the cache's pages
+        with its next table write, and the duplicates are free: any step that could overwrite them
+        comes after that write."""
+        assert request.lease is not None
+        request.lease.checkpoint(request.tokens)
+        if not request.is_shared:
+            request.is_shared = True
+            self._metrics.add("prompt_tokens_total", request.prompt_len)
+        if request.prompt_logprobs is not None:
+            self._outbox.item(request.uid).prompt_logprobs = request.prompt_logprobs
+            request.prompt_logprobs = None
+
+    def _take_tokens(self, request: Request, got: SliceResult, now: float) -> None:
+        """Appends the new tokens up to the one that ends the request."""
+        item = self._outbox.item(request.uid)
+        wants_logprobs = request.params.logprobs is not None and got.logprobs is not None
+        end = None
+        num_taken = 0
+        for token in got.tokens:
+            request.tokens.append(token)
+            num_taken += 1
+            end = ending(request, token)
+            if end is not None:
+                break
+        item.tokens = item.tokens + got.tokens[:num_taken]
+        if wants_logprobs and got.logprobs is not None:
+            item.logprobs = (item.logprobs or []) + got.logprobs[:num_taken]
+        self._count_tokens(request, num_taken, now)
+        if end is not None:
+            self._finisher.finish(request, end[0], now, matched=end[1])
+
+    def _count_tokens(self, request: Request, num: int, now: float) -> None:
+        self._metrics.add("generation_tokens_total", num)
+        self._shares.charge(request.tenant, num)
+        if request.first_token is None:
+            request.first_token = now
+            self._metrics.observe("ttft_seconds", now - request.arrived)
+            admitted = request.arrived if request.admitted is None else request.admitted
+            self._metrics.observe("prefill_seconds", now - admitted)
+        elif request.last_token is not None:
+            self._metrics.observe("itl_seconds", now - request.last_token)
+        request.last_token = now
