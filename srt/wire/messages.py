@@ -22,6 +22,7 @@ from srt.wire.params import (
     SamplingParams,
     TextOptions,
     TokenLogprobs,
+    Usage,
 )
 
 VERSION = 1
@@ -235,10 +236,12 @@ class Drain(Message, tag="drain"):
 
 
 class TokenItem(Item):
-    """What one step gave one uid. `opened` comes first and once, `finish` last and once."""
+    """What one step gave one uid. `opened` comes first and once, `finish` last and once. A stop token
+    and the `finish` it causes share an item."""
 
     uid: int
     opened: TextOptions | None = None
+    usage: Usage | None = None  # once the prompt is computed: a stop string's finish needs it
     tokens: list[int] = []
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None

@@ -1,0 +1,111 @@
+"""The detokenizer process: token deltas in, text deltas out, one live state per sample."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+
+from srt.wire.channels import ChannelClosed, Receiver, Sender
+from srt.wire.messages import StepMessage, TextItem, TextMessage, Texts, TokenItem, Tokens
+from tokenizer_proc.stop_strings import StopStrings
+from tokenizer_proc.text_stream import TextStream, TokenBytes
+
+logger = logging.getLogger(__name__)
+
+_NUM_STOP_SETS = 64  # compiled sets of stop strings that are remembered: requests repeat them
+_NUM_STOPPED = 16_384  # samples ended here that the scheduler may still be working on
+
+
+class DetokenizerService:
+    """Owns the text state of every live sample, from `opened` to `finish`.
+
+    A sample that a stop string ends here gets its terminal item (`stopped`) and is forgotten; what
+    the scheduler still sends for it is dropped. A lone `finish` of an unknown uid is a refusal and
+    passes. Tokens of an unknown uid are an error of the engine: logged, counted, not answered.
+    """
+
+    def __init__(self, step: Receiver[StepMessage], text: Sender, vocabulary: TokenBytes) -> None:
+        self._step = step
+        self._text = text
+        self._vocabulary = vocabulary
+        self._live: dict[int, TextStream] = {}
+        self._stopped: dict[int, None] = {}  # oldest first
+        self._compile = functools.lru_cache(_NUM_STOP_SETS)(StopStrings)
+        self.unknown_items = 0
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set or the receiving channel is closed."""
+        serving = asyncio.create_task(self._serve())
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                await serving
+        finally:
+            serving.cancel()
+            stopping.cancel()
+            await asyncio.gather(serving, stopping, return_exceptions=True)
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                for message in await self._step.receive():
+                    answer = self.translate(message)
+                    if answer is not None:
+                        self._text.send(answer)
+        except ChannelClosed:
+            return
+
+    def translate(self, message: StepMessage) -> TextMessage | None:
+        """What goes on for `message`, in order: `Reply` and `Turn` as they are, `Tokens` as `Texts`;
+        None if nothing of it can be sent yet."""
+        if not isinstance(message, Tokens):
+            return message
+        items = [text for item in message.items if (text := self._take(item)) is not None]
+        return Texts(step=message.step, items=items) if items else None
+
+    def _take(self, item: TokenItem) -> TextItem | None:
+        if item.opened is not None:
+            self._open(item)
+        stream = self._live.get(item.uid)
+        if stream is None:
+            return self._take_unknown(item)
+        made = stream.take(item)
+        if item.opened is not None:
+            made = made or TextItem(uid=item.uid)
+            made.opened = True
+        if made is not None and made.finish is not None:
+            del self._live[item.uid]
+            if made.stopped:
+                self._remember(item.uid)
+        return made
+
+    def _open(self, item: TokenItem) -> None:
+        options = item.opened
+        assert options is not None
+        if item.uid in self._live:
+            logger.error("uid %d was opened twice; the first one goes on", item.uid)
+            return
+        stops = self._compile(tuple(options.stop)) if options.stop else None
+        self._live[item.uid] = TextStream(options, self._vocabulary, stops)
+
+    def _remember(self, uid: int) -> None:
+        self._stopped[uid] = None
+        if len(self._stopped) > _NUM_STOPPED:
+            del self._stopped[next(iter(self._stopped))]
+
+    def _take_unknown(self, item: TokenItem) -> TextItem | None:
+        if item.uid in self._stopped:
+            if item.finish is not None:
+                del self._stopped[item.uid]
+            return None
+        if item.finish is not None and not item.tokens:
+            return TextItem(uid=item.uid, finish=item.finish)  # refused before it was opened
+        self.unknown_items += 1
+        logger.error("an item came for uid %d, which is not live; it is dropped", item.uid)
+        return None
