@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,7 @@ class Sampler:
         self._planner = Planner(vocab_size, self._device, self._tables)
         self._plan: Plan | None = None
 
+    @torch.inference_mode()
     def open(self, setups: list[RowSetup]) -> None:
         """Each row forgets what it was and takes the given state."""
         for setup in setups:
@@ -59,7 +61,7 @@ class Sampler:
         if setups:
             self._plan = None
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: list[int]) -> Sampled:
         """One token for each of `rows`, all different and opened before. logits: [S, V] float32, row i
         those of `rows[i]`; they may be changed in place."""
@@ -68,13 +70,19 @@ class Sampler:
         raw = self._raw_rows(logits, plan)
         self._apply_rules(logits, plan)
         peaks, tokens = best_tokens(logits)
+        errors = explain_peaks(peaks)
+        broken = [place for place, error in enumerate(errors) if error is not None]
+        if broken:  # let them be harmless to draw from
+            logits[broken] = 0.0
+            peaks[broken] = 0.0
         if plan.draws is not None:
             if len(plan.draws.places) == len(rows):
                 tokens = self._draw(logits, peaks, plan.draws)
             else:
                 places = plan.draws.places
                 tokens[places] = self._draw(logits[places], peaks[places], plan.draws)
-        errors = explain_peaks(peaks, tokens)
+        if broken:
+            tokens[broken] = 0
         self._advance(plan, tokens)
         logprobs: list[TokenLogprobs | None] = [None] * len(rows)
         if raw is not None:
@@ -84,13 +92,14 @@ class Sampler:
                 logprobs[place] = each if errors[place] is None else None
         return Sampled(tokens=tokens, logprobs=logprobs, errors=errors)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def score(
         self, logits: torch.Tensor, targets: torch.Tensor, num_top: int
     ) -> list[TokenLogprobs]:
         """Log-probabilities of given tokens. logits: [n, V] float32; targets: [n] int64."""
         return token_logprobs(logits, targets, [num_top] * len(targets))
 
+    @torch.inference_mode()
     def rollback(self, row: int, num: int) -> None:
         """Forgets the row's last `num` generated tokens."""
         state = self._states[row]
@@ -154,19 +163,17 @@ def is_penalised(params: SamplingParams) -> bool:
     )
 
 
-def explain_peaks(peaks: torch.Tensor, tokens: torch.Tensor) -> list[str | None]:
-    """What is wrong with a row whose largest logit is not a finite number. Its token becomes 0."""
-    is_fine = peaks.isfinite()
-    if bool(is_fine.all()):
+def explain_peaks(peaks: torch.Tensor) -> list[str | None]:
+    """What is wrong with each row whose largest logit, after the rules, is not a finite number."""
+    if bool(peaks.isfinite().all()):
         return [None] * len(peaks)
-    tokens.masked_fill_(~is_fine, 0)
     errors: list[str | None] = []
     for peak in peaks.tolist():
-        if peak != peak:
+        if math.isnan(peak):
             errors.append("the model's logits contain NaN")
-        elif peak == float("inf"):
+        elif peak == math.inf:
             errors.append("the model's logits contain infinity")
-        elif peak == float("-inf"):
+        elif peak == -math.inf:
             errors.append("no token can be chosen: every one is forbidden")
         else:
             errors.append(None)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from srt.sampling.draw import BLOCK, draw
 
@@ -67,11 +68,12 @@ def keep_likely(
         blocks = torch.arange(num_blocks, device=weights.device).expand(num_rows, -1)
         unseen = weights.new_full((num_rows, 1), -1.0)
         seen = weights
+        ranked = _rank_whole_rows(weights.flatten(1), rules)
     else:
         peaks, order = weights.amax(-1).topk(num + 1)
         blocks, unseen = order[:, :num], peaks[:, num:]
         seen = weights.gather(1, blocks[:, :, None].expand(-1, -1, BLOCK))
-    ranked = sort_descending(seen.flatten(1))
+        ranked = sort_descending(seen.flatten(1))
     running = ranked.double().cumsum(-1)
 
     has_top_k = rules.top_k > 0
@@ -90,6 +92,20 @@ def keep_likely(
     least = torch.maximum(torch.maximum(by_top_k, by_top_p), by_min_p)
     is_exact = (least > unseen) & (~has_top_k | (by_top_k > unseen))
     return blocks, torch.where(seen >= least[:, :, None], seen, 0.0), is_exact[:, 0]
+
+
+def _rank_whole_rows(weights: torch.Tensor, rules: Truncation) -> torch.Tensor:
+    """The weights of each row of [R, N], best first, without most of those no rule would keep; padded
+    with zeros to equal length.
+
+    All tokens below (1 - p) * mass / N together weigh less than (1 - p) * mass, so the set that reaches
+    p needs none of them. Rows with top_k are ranked as they are.
+    """
+    mass = weights.sum(-1, keepdim=True)
+    floor = torch.maximum((1 - rules.top_p) * mass / weights.shape[1], rules.min_p.double())
+    floor = torch.where(rules.top_k > 0, 0.0, floor * (1 - 1e-4))  # a margin for rounding
+    rows = [row[row >= least] for row, least in zip(weights, floor, strict=True)]
+    return sort_descending(pad_sequence(rows, batch_first=True))
 
 
 def sort_descending(values: torch.Tensor) -> torch.Tensor:

@@ -296,6 +296,13 @@ def test_a_broken_row_hurts_nobody_else(temperature: float, top_p: float) -> Non
         assert bad.tokens[row] == good.tokens[row] and bad.logprobs[row] == good.logprobs[row]
 
 
+def test_a_broken_row_alone_is_reported_too() -> None:
+    params = SamplingParams(top_p=0.9, seed=1)
+    sampler = opened(params, vocab=6400)
+    assert "NaN" in str(sampler.sample(torch.full((1, 6400), float("nan")), [0]).errors[0])
+    assert sampler.sample(noisy(1, 6400), [0]).errors == [None]
+
+
 def test_banning_everything_is_an_error_of_that_request() -> None:
     params = SamplingParams(temperature=0, logit_bias=dict.fromkeys(range(4), -100.0))
     sampled = opened(params, SamplingParams(temperature=0), vocab=4).sample(
