@@ -35,11 +35,11 @@ def routes(gateway: Gateway, doors: Doors) -> APIRouter:
 
     @router.get("/v1/engine/config", dependencies=admin)
     async def engine_config() -> Response:
-        return json_response(await gateway.engine.engine_config())
+        return json_response(await gateway.ask(gateway.engine.engine_config()))
 
     @router.get("/requests", dependencies=admin)
     async def list_requests() -> Response:
-        found = await gateway.engine.requests()
+        found = await gateway.ask(gateway.engine.requests())
         return json_response({**found, "gateway": gateway.live.request_ids()})
 
     @router.get("/requests/{request_id:path}", dependencies=admin)
@@ -49,7 +49,9 @@ def routes(gateway: Gateway, doors: Doors) -> APIRouter:
     @router.post("/flush_cache", dependencies=admin)
     async def flush_cache(request: Request) -> Response:
         wait = read_wait(request.query_params.get("wait", "0"))
-        freed = await gateway.engine.flush_cache(wait)
+        freed = await gateway.within(
+            wait + gateway.settings.ask_seconds, gateway.engine.flush_cache(wait)
+        )
         return json_response({"status": "flushed", **freed})
 
     @router.post("/abort", dependencies=[Depends(doors.caller)])
@@ -92,7 +94,8 @@ async def look_up(gateway: Gateway, request_id: str) -> dict[str, Any]:
     samples: list[Any] = []
     for rid in gateway.live.rids(request_id) or (request_id,):
         try:
-            samples.extend((await gateway.engine.request(rid))["requests"])
+            found = await gateway.ask(gateway.engine.request(rid))
+            samples.extend(found["requests"])
         except NotFound:
             continue  # one prompt of several may be finished
     if not samples:

@@ -21,7 +21,7 @@ _SAFE = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
 
 class Edge:
     """A plain ASGI layer. The scope gets `request_id`, which every answer carries in `x-request-id`,
-    and `given_request_id` if the caller sent a usable one."""
+    and `has_given_request_id`: whether the caller sent it."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
@@ -35,7 +35,7 @@ class Edge:
         is_given = _SAFE.fullmatch(given) is not None
         request_id = given if is_given else uuid.uuid4().hex
         scope["request_id"] = request_id
-        scope["given_request_id"] = request_id if is_given else None
+        scope["has_given_request_id"] = is_given
         status = 0
 
         async def send_named(message: Message) -> None:

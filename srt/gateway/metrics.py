@@ -30,7 +30,8 @@ async def collect(gateway: Gateway) -> Snapshot:
     """Without the engine's figures when it does not answer, which is a figure as well."""
     tally = gateway.tally
     try:
-        engine: Snapshot = await gateway.engine.metrics()
+        seconds = gateway.settings.health_seconds
+        engine: Snapshot = await gateway.within(seconds, gateway.engine.metrics())
         tally.put("engine_up", 1)
     except TandemError:
         engine = {}

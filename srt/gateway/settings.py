@@ -39,6 +39,7 @@ class GatewaySettings:
     stall_seconds: float = 20.0  # an engine that has not moved for so long is unhealthy
     drain_seconds: float = 30.0  # for open requests, after stop
     health_seconds: float = 1.0  # the engine must answer a health question within
+    ask_seconds: float = 30.0  # any other question, tokenizing included
     probe_seconds: float = 10.0  # the deadline of the one-token probe
     ping_seconds: float = 15.0  # silence on a stream before a comment is sent
     stream_buffer_bytes: int = 1024 * 1024  # unread bytes of one stream before it is aborted

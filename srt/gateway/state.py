@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
@@ -20,6 +22,7 @@ from srt.gateway.tally import build_tally
 from srt.gateway.version import find_version
 from srt.metrics.registry import Registry
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -51,13 +54,13 @@ class Gateway:
         return self.settings.tenant_of(key_of(request), name)
 
     def request_id(self, request: Request, chosen: str | None) -> str:
-        """The caller's name for it, or its `x-request-id` and a part that makes it unique, since one
-        trace may hold many requests. Never used twice, not even after a restart."""
+        """The caller's name for it, or this answer's `x-request-id`; one that the caller gave gets a
+        part that makes it unique, since one trace may hold many requests."""
         if chosen is not None:
             return chosen
-        unique = uuid.uuid4().hex
-        given: str | None = request.scope.get("given_request_id")
-        return f"{given}-{unique[:12]}" if given else unique
+        name: str = request.scope["request_id"]
+        is_given: bool = request.scope["has_given_request_id"]
+        return f"{name}-{uuid.uuid4().hex[:12]}" if is_given else name
 
     async def drain(self) -> None:
         """Refuse new work, give open requests their time, then end them with an error."""
@@ -77,9 +80,21 @@ class Gateway:
             return ShuttingDown("the server is shutting down; the answer is not complete")
         return error
 
+    async def within(self, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+        """A question's answer. Raises EngineDead if there is none in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await work
+        except TimeoutError:
+            raise EngineDead(f"the engine gave no answer within {seconds:g} s") from None
+
+    async def ask(self, work: Coroutine[Any, Any, T]) -> T:
+        return await self.within(self.settings.ask_seconds, work)
+
     async def ask_health(self) -> dict[str, Any]:
         """Raises a TandemError when the engine does not answer in time or has not moved."""
-        health = await self.engine.health(self.settings.health_seconds)
+        seconds = self.settings.health_seconds
+        health = await self.within(seconds, self.engine.health(seconds))
         age = float(health.get("engine_age", 0.0))
         if age > self.settings.stall_seconds or health.get("phase") == "stalled":
             raise EngineDead(f"the engine has not moved for {age:.1f} s")

@@ -30,12 +30,13 @@ def routes(gateway: Gateway) -> APIRouter:
             refuse("prompt", f"give exactly one of prompt and messages, not {len(given)}")
         if given == ["messages"]:
             has_template = engine.welcome.has_chat_template
-            found = await engine.tokenize(**read_conversation(parsed, bounds, has_template))
-        else:
-            found = await engine.tokenize(
-                as_text("prompt", parsed.get("prompt")),
-                add_special_tokens=parsed.get("add_special_tokens", True),
+            found = await gateway.ask(
+                engine.tokenize(**read_conversation(parsed, bounds, has_template))
             )
+        else:
+            text = as_text("prompt", parsed.get("prompt"))
+            special = parsed.get("add_special_tokens", True)
+            found = await gateway.ask(engine.tokenize(text, add_special_tokens=special))
         answer = {
             "tokens": found.token_ids,
             "count": len(found.token_ids),
@@ -58,7 +59,7 @@ def routes(gateway: Gateway) -> APIRouter:
             refuse("token_ids", f"give exactly one of token_ids and tokens, not {len(given)}")
         ids = as_token_ids(given[0], parsed.get(given[0]), bounds)
         skip = parsed.get("skip_special_tokens", False)
-        found = await gateway.engine.detokenize(ids, skip_special_tokens=skip)
+        found = await gateway.ask(gateway.engine.detokenize(ids, skip_special_tokens=skip))
         return json_response({"text": found.text}, headers=ignored_header(parsed.ignored))
 
     return router

@@ -73,6 +73,7 @@ class ScriptedEngine:
         self.tokenized: list[dict[str, Any]] = []
         self.health_body: dict[str, Any] = {"engine_age": 0.1, "phase": "ready"}
         self.failure: Exception | None = None
+        self.is_stuck = False  # no question is answered
         self.snapshot: dict[str, Any] = {}
         facts = {
             "rid": "w",
@@ -125,24 +126,26 @@ class ScriptedEngine:
         return Detokenized(rid="d", text="<s>" if list(token_ids) == [1] else f"{len(token_ids)}")
 
     async def health(self, timeout: float | None = None) -> dict[str, Any]:
-        return self._answer(self.health_body)
+        return await self._answer(self.health_body)
 
     async def metrics(self) -> dict[str, Any]:
-        return self._answer(self.snapshot)
+        return await self._answer(self.snapshot)
 
     async def engine_config(self) -> dict[str, Any]:
-        return self._answer({"schedule": {"page_size": 16}})
+        return await self._answer({"schedule": {"page_size": 16}})
 
     async def requests(self) -> dict[str, Any]:
-        return self._answer({"running": 0, "waiting": 0, "requests": []})
+        return await self._answer({"running": 0, "waiting": 0, "requests": []})
 
     async def request(self, rid: str) -> dict[str, Any]:
-        return self._answer({"requests": [{"rid": rid, "waits_for": {"reason": "pages"}}]})
+        return await self._answer({"requests": [{"rid": rid, "waits_for": {"reason": "pages"}}]})
 
     async def flush_cache(self, wait: float = 0.0) -> dict[str, Any]:
-        return self._answer({"freed_pages": 3, "waited": wait})
+        return await self._answer({"freed_pages": 3, "waited": wait})
 
-    def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        if self.is_stuck:
+            await asyncio.Event().wait()
         if self.failure is not None:
             raise self.failure
         return body

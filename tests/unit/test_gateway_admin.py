@@ -183,6 +183,15 @@ async def test_metrics_are_prometheus_text() -> None:
     assert "tandem_engine_up 0" in (await api.get("/metrics")).text
 
 
+async def test_a_stuck_engine_keeps_nobody_waiting() -> None:
+    api = Api(health_seconds=0.01, ask_seconds=0.01)
+    api.engine.is_stuck = True
+    for path in ("/health", "/requests", "/requests/a", "/v1/engine/config"):
+        response = await api.get(path)
+        assert response.status_code == 503 and response.json()["error"]["code"] == "engine_dead"
+    assert "tandem_engine_up 0" in (await api.get("/metrics")).text
+
+
 async def test_requests_say_why_they_wait() -> None:
     api = Api()
     api.gateway.live.enter("mine", ["mine.0", "mine.1"])

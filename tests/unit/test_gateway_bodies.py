@@ -114,7 +114,7 @@ async def test_request_ids_are_echoed_or_made() -> None:
     api = Api()
     given = await api.complete(prompt="x")
     made = given.headers["x-request-id"]
-    assert len(made) == 32
+    assert len(made) == 32 and api.engine.asked[0].rid == made
     mine = await api.post("/v1/completions", {"prompt": "x"}, headers={"x-request-id": "trace-7"})
     assert mine.headers["x-request-id"] == "trace-7"
     assert api.engine.asked[1].rid.startswith("trace-7-")
