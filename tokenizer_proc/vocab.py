@@ -53,9 +53,9 @@ class Vocabulary:
     def token_bytes(self, token: int) -> bytes:
         return self.pieces[token] if 0 <= token < len(self.pieces) else b""
 
-    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         """The one-shot decode that every stream must equal."""
-        kept = (t for t in tokens if not (skip_special_tokens and t in self.specials))
+        kept = (t for t in ids if not (skip_special_tokens and t in self.specials))
         return b"".join(map(self.token_bytes, kept)).decode("utf-8", errors="replace")
 
 
@@ -105,8 +105,8 @@ class TextCodec:
     def is_special(self, token: int) -> bool:
         return token in self._vocabulary.specials
 
-    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
-        return self._vocabulary.decode(tokens, skip_special_tokens)
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return self._vocabulary.decode(ids, skip_special_tokens)
 
     def render(self, messages: list[ChatMessage], options: ChatOptions) -> str:
         return render_with(self._template, messages, options)
