@@ -21,6 +21,7 @@ def dummy_tensors(parameters: list[Parameter], seed: int) -> Iterator[tuple[str,
             if part.source in seen:
                 continue
             seen.add(part.source)
-            generator = torch.Generator().manual_seed(crc32(part.source.encode()) + (seed << 32))
+            key = crc32(f"{seed} {part.source}".encode())  # the generator reads 32 bits of a seed
+            generator = torch.Generator().manual_seed(key)
             values = torch.empty(part.shape).normal_(0.0, SPREAD, generator=generator)
             yield part.source, values + 1.0 if parameter.kind == "norm" else values
