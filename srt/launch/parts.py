@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srt.config.context import (
@@ -75,12 +76,23 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
 
 def build_worker(boot: Boot, show: ShowPhase) -> Worker:
     if boot.facts.model.format == "script":
-        from srt.runner.script import ScriptedWorker
-
-        return ScriptedWorker.from_folder(boot.facts.model.path)
+        return build_scripted_worker(boot)
     from srt.runner.build import build_worker as build
 
     return build(boot.cache_folder, show)
+
+
+def build_scripted_worker(boot: Boot) -> Worker:
+    """A fake model with the memory and the limits that the configuration gives a real one."""
+    from srt.runner.script import ScriptedWorker, load_script
+
+    schedule = get_schedule()
+    return ScriptedWorker(
+        load_script(Path(boot.facts.model.path)),
+        num_pages=1 + schedule.max_total_tokens // schedule.page_size,
+        page_size=schedule.page_size,
+        max_rows=schedule.max_running,
+    )
 
 
 def load_text(boot: Boot) -> Codec:
