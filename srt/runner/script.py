@@ -181,6 +181,8 @@ class ScriptedWorker:
         assert end <= len(self._table[piece.row]) * self._facts.page_size, "no pages to write to"
         error = self._errors.get((step, piece.row))
         if error is not None:
+            if piece.sample:  # the next slice of this row may be on its way already
+                row.tokens.append(self._script.end_token_ids[0])
             return SliceResult(tokens=[], error=error)
         result = SliceResult(tokens=[])
         if piece.prompt_logprobs is not None:

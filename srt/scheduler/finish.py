@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from srt.cache.store import KVStore
-from srt.errors import TandemError
+from srt.errors import EngineError, TandemError
 from srt.metrics.registry import Registry
 from srt.scheduler.budget import Growth
 from srt.scheduler.outbox import Outbox
@@ -124,7 +124,7 @@ class Finisher:
         count.observe("e2e_seconds", now - request.arrived)
         if request.first_token is not None:
             count.observe("decode_seconds", timing.decode)
-        level = logging.WARNING if reason == "error" else logging.DEBUG
+        level = logging.WARNING if isinstance(error, EngineError) else logging.DEBUG
         log.log(
             level,
             "request %s (%s) ended: %s%s, %d prompt + %d generated tokens",

@@ -81,6 +81,7 @@ class HashWorker:
 
     def _result(self, step_number: int, piece: Any) -> SliceResult:
         if (error := self.errors.get((step_number, piece.row))) is not None:
+            self.last[piece.row] = 0  # the overlap loop may have launched the next slice
             return SliceResult(tokens=[], error=error)
         end = piece.start + piece.length
         read = [self.kv[self._slot(piece.row, p)] for p in range(end)]
