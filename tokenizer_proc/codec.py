@@ -28,6 +28,10 @@ class Codec(Protocol):
         """The bytes this one token stands for; they need not be whole characters."""
         ...
 
+    def is_special(self, token: int) -> bool:
+        """Whether `skip_special_tokens` leaves it out."""
+        ...
+
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str: ...
 
     def render(self, messages: list[ChatMessage], options: ChatOptions) -> str:
