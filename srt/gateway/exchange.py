@@ -83,7 +83,8 @@ class Exchange:
             prompt.text = accepted.prompt_text or ""
             first = (accepted.prompt_token_ids or [])[:1]
             if first and self._call.logprobs is not None:
-                prompt.first_token = (await self._gateway.engine.detokenize(first)).text
+                found = await self._gateway.ask(self._gateway.engine.detokenize(first))
+                prompt.first_token = found.text
         return prompt
 
     def _take(self, place: int, item: Output) -> Choice:

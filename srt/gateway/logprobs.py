@@ -68,8 +68,9 @@ class TextLogprobs:
         chosen = entry.chosen
         text = token_text(chosen.bytes)
         value = clamp(chosen.logprob)
-        top = {token_text(other.bytes): clamp(other.logprob) for other in reversed(entry.top)}
-        top[text] = value
+        top: dict[str, float] = {}
+        for other in (*entry.top, chosen):  # best first: of equal texts the best one stays
+            top.setdefault(token_text(other.bytes), clamp(other.logprob))
         self._append(text, value, top)
         self._num_chars += len(self._decoder.decode(chosen.bytes))
 
