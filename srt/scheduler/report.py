@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
+import msgspec.structs
 
 from srt.scheduler.queue import Queue
 from srt.scheduler.request import Request, Roster
@@ -57,7 +57,7 @@ def describe_one(roster: Roster, queue: Queue, name: str, now: float) -> dict[st
     samples = []
     for request in found:
         entry = describe(request, queue.position(request), now)
-        entry["timing"] = msgspec.to_builtins(request.timing(now))
-        entry["cache"] = None if request.cache is None else msgspec.to_builtins(request.cache)
+        entry["timing"] = msgspec.structs.asdict(request.timing(now))
+        entry["cache"] = None if request.cache is None else msgspec.structs.asdict(request.cache)
         samples.append(entry)
     return {"requests": samples}

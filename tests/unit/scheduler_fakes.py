@@ -11,9 +11,14 @@ from srt.scheduler.budget import Settings
 from srt.scheduler.build import build_scheduler
 from srt.wire.codec import encode, step
 from srt.wire.messages import Message, Reply, TokenItem, Tokens, Turn, Work
-from srt.wire.params import SamplingParams, TextOptions
+from srt.wire.params import LogprobEntry, SamplingParams, TextOptions, TokenLogprobs
 
 END = 7
+
+
+def scored(token: int, position: int) -> TokenLogprobs:
+    """A prompt logprob that says where it was computed."""
+    return TokenLogprobs(chosen=LogprobEntry(token=token, logprob=float(-position)))
 
 
 class HashTicket:
@@ -87,7 +92,9 @@ class HashWorker:
         read = [self.kv[self._slot(piece.row, p)] for p in range(end)]
         result = SliceResult(tokens=[])
         if piece.prompt_logprobs is not None:
-            result.prompt_logprobs = [(piece.start + i, t) for i, t in enumerate(piece.targets)]
+            result.prompt_logprobs = [
+                scored(t, piece.start + i) for i, t in enumerate(piece.targets)
+            ]
         if piece.sample:
             setup = self.setup[piece.row]
             seed = setup.params.seed or 0
@@ -134,10 +141,7 @@ class Box:
         return {"policy": self.settings.policy}
 
     def send(self, message: Message) -> None:
-        if isinstance(message, Tokens) and all(
-            not item.prompt_logprobs and item.logprobs is None for item in message.items
-        ):
-            message = self.decoder.decode(encode(message))  # it must survive the wire
+        message = self.decoder.decode(encode(message))  # it must survive the wire
         if isinstance(message, Tokens):
             for item in message.items:
                 earlier = self.items.setdefault(item.uid, [])
@@ -147,7 +151,7 @@ class Box:
                 earlier.append(item)
         elif isinstance(message, Reply):
             assert message.ticket not in self.replies
-            self.replies[message.ticket] = self.decoder.decode(encode(message))
+            self.replies[message.ticket] = message
         elif isinstance(message, Turn):
             self.turns.append(message.number)
 

@@ -6,7 +6,7 @@ from functools import cache
 from itertools import product
 
 import pytest
-from scheduler_fakes import Box, HashWorker, prompt, work
+from scheduler_fakes import Box, HashWorker, prompt, scored, work
 
 from srt.wire.messages import Work
 
@@ -136,7 +136,7 @@ def test_h12_prompt_logprobs_are_whole_whatever_the_chunks(depth: int) -> None:
             if asks is None:
                 assert got == []
                 continue
-            expected = [None, *((i, token) for i, token in enumerate(text[1:]))]
+            expected = [None, *(scored(token, i) for i, token in enumerate(text[1:]))]
             assert got == [expected]
             assert box.finish(uid).cache.reason == "prompt_logprobs"
             assert box.finish(uid).usage.cached_tokens == 0
