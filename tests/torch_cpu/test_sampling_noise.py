@@ -69,6 +69,18 @@ def test_tokens_come_as_often_as_they_should(params: SamplingParams, vocab: int)
     assert abs(chi_square(counts, p)) < 4
 
 
+def test_equal_tokens_come_equally_often() -> None:
+    """Would see noise shared between a block and a token with the same number."""
+    vocab, num_rows = 300, 256
+    sampler = Sampler(num_rows, vocab)
+    sampler.open([setup(row, SamplingParams(seed=row)) for row in range(num_rows)])
+    counts = torch.zeros(vocab, dtype=torch.float64)
+    for _ in range(60):
+        tokens = sampler.sample(torch.zeros(num_rows, vocab), list(range(num_rows))).tokens
+        counts += tokens.bincount(minlength=vocab)
+    assert abs(chi_square(counts, torch.full((vocab,), 1.0 / vocab))) < 4
+
+
 def test_positions_of_one_seed_are_independent() -> None:
     """Pairs of neighbouring draws of consecutive seeds fill the square evenly."""
     vocab, num_rows = 8, 128

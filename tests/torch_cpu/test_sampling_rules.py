@@ -193,6 +193,16 @@ def test_a_resumed_row_and_a_rolled_back_row_equal_an_undisturbed_one() -> None:
     assert run(back, 9, 30) == whole[9:]
 
 
+def test_a_token_rolled_back_is_unseen_again() -> None:
+    sampler = opened(SamplingParams(temperature=0, repetition_penalty=2.0), vocab=10)
+    for token in (0, 5, 0):
+        sampler.sample(torch.eye(10)[token : token + 1] * 1e4, [0])
+    sampler.rollback(0, 3)
+    logits = torch.zeros(1, 10)
+    logits[0, 0], logits[0, 7] = 5.0, 4.0
+    assert [int(sampler.sample(logits.clone(), [0]).tokens[0]) for _ in range(2)] == [0, 7]
+
+
 def test_a_row_forgets_its_former_request() -> None:
     heavy = SamplingParams(temperature=0, frequency_penalty=2.0, logit_bias={7: 50.0})
     sampler = opened(heavy)
