@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
-from collections.abc import Callable
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import orjson
 
@@ -18,16 +17,17 @@ class Control:
     stderr instead."""
 
     def __init__(self) -> None:
-        self._reports: BinaryIO = os.fdopen(os.dup(1), "wb", buffering=0)
+        self._reports = os.dup(1)
         os.dup2(2, 1)
-        self._notices: BinaryIO = sys.stdin.buffer
+        self._notices = _read_lines(0)
 
     def read_boot(self) -> bytes:
-        return self._notices.readline()
+        """Empty if the parent died before it said anything."""
+        return next(self._notices, b"")
 
     def report(self, **fields: Any) -> None:
         try:
-            self._reports.write(orjson.dumps(fields) + b"\n")
+            os.write(self._reports, orjson.dumps(fields) + b"\n")
         except BrokenPipeError:
             pass  # the parent is gone; `listen` notices that too
 
@@ -49,3 +49,12 @@ class Control:
             timer.start()
 
         threading.Thread(target=run, daemon=True, name="control").start()
+
+
+def _read_lines(descriptor: int) -> Iterator[bytes]:
+    """Lines up to the end of the stream. Reads the descriptor itself: a thread that sits in a buffered
+    reader holds its lock, and the interpreter cannot end then."""
+    rest = b""
+    while data := os.read(descriptor, 65536):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
