@@ -86,38 +86,57 @@ INLINE void transpose16(__m512i r[16]) {
     }
 }
 
-/* Up to 64 keys from `first`: keys becomes [dim/2][64] pairs along dim, values [32][dim] pairs along keys.
- * What lies at or past `end` is zero: a slot nobody wrote may hold a NaN. */
-static void pack_block(const Task *t, int64_t first, int64_t end, uint32_t *keys, uint32_t *values) {
-    int64_t words = t->dim / 2, kv_width = t->kv_heads * t->dim, count = min64(BLOCK, end - first);
-    const bf16 *k_rows[BLOCK], *v_rows[BLOCK];
-    for (int64_t s = 0; s < count; s++) {
-        int64_t at = slot_of(t, first + s) * kv_width + t->head * t->dim;
-        k_rows[s] = t->k + at;
-        v_rows[s] = t->v + at;
+/* Where the up to 64 keys from `first` lie, in values from the plane's start; past `end`: -1. */
+INLINE void find_block(const Task *t, int64_t first, int64_t end, int64_t at[BLOCK]) {
+    int64_t kv_width = t->kv_heads * t->dim, count = min64(BLOCK, end - first), s = 0;
+    int64_t page = first / t->page_size, offset = first % t->page_size;
+    for (; s < count; page++, offset = 0) {
+        int64_t slot = t->pages[page] * t->page_size + offset, stop = min64(count, s + t->page_size - offset);
+        for (; s < stop; s++, slot++) at[s] = slot * kv_width + t->head * t->dim;
     }
-    for (int64_t s = 0; s < BLOCK; s += 16)
-        for (int64_t c = 0; c < words; c += 16) {
-            __mmask16 lanes = (__mmask16)((1u << min64(16, words - c)) - 1);
+    for (; s < BLOCK; s++) at[s] = -1;
+}
+
+INLINE void prefetch_block(const Task *t, const int64_t at[BLOCK]) {
+    for (int64_t s = 0; s < BLOCK && at[s] >= 0; s++)
+        for (int64_t c = 0; c < t->dim; c += 32) {
+            _mm_prefetch((const char *)(t->k + at[s] + c), _MM_HINT_T0);
+            _mm_prefetch((const char *)(t->v + at[s] + c), _MM_HINT_T0);
+        }
+}
+
+/* keys: [dim/2 in whole 16][64] pairs along dim; values: [32][dim] pairs along keys. Past the end both
+ * are `zeros`, for a slot nobody wrote may hold a NaN. */
+static void pack_block(const Task *t, const int64_t at[BLOCK], const bf16 *zeros, uint32_t *keys,
+                       uint32_t *values) {
+    int64_t words = t->dim / 2;
+    for (int64_t c = 0; c < words; c += 16) {
+        __mmask16 lanes = (__mmask16)((1u << min64(16, words - c)) - 1);
+        for (int64_t s = 0; s < BLOCK; s += 16) {
             __m512i r[16];
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; i++)
-                r[i] = s + i < count ? _mm512_maskz_loadu_epi32(lanes, (const uint32_t *)k_rows[s + i] + c)
-                                     : _mm512_setzero_si512();
+            for (int i = 0; i < 16; i++) {
+                const bf16 *row = at[s + i] < 0 ? zeros : t->k + at[s + i];
+                r[i] = _mm512_maskz_loadu_epi32(lanes, row + 2 * c);
+            }
             transpose16(r);
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; i++)
-                if (c + i < words) _mm512_store_si512(keys + (c + i) * BLOCK + s, r[i]);
+            for (int i = 0; i < 16; i++) _mm512_store_si512(keys + (c + i) * BLOCK + s, r[i]);
         }
-    for (int64_t s = 0; s < BLOCK; s += 2)
-        for (int64_t c = 0; c < t->dim; c += 16) {
-            __m256i zero = _mm256_setzero_si256();
-            __m256i even = s < count ? _mm256_loadu_si256((const void *)(v_rows[s] + c)) : zero;
-            __m256i odd = s + 1 < count ? _mm256_loadu_si256((const void *)(v_rows[s + 1] + c)) : zero;
-            __m512i pairs = _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16);
-            pairs = _mm512_or_si512(pairs, _mm512_cvtepu16_epi32(even));
-            _mm512_store_si512(values + s / 2 * t->dim + c, pairs);
+    }
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7,
+                                         38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    for (int64_t s = 0; s < BLOCK; s += 2) {
+        const bf16 *even = at[s] < 0 ? zeros : t->v + at[s], *odd = at[s + 1] < 0 ? zeros : t->v + at[s + 1];
+        uint32_t *to = values + s / 2 * t->dim;
+        for (int64_t c = 0; c < t->dim; c += 32) {
+            __mmask32 lanes = c + 32 <= t->dim ? ~0u : 0xffff;
+            __m512i a = _mm512_maskz_loadu_epi16(lanes, even + c), b = _mm512_maskz_loadu_epi16(lanes, odd + c);
+            _mm512_store_si512(to + c, _mm512_permutex2var_epi16(a, low, b));
+            if (c + 32 <= t->dim) _mm512_store_si512(to + c + 16, _mm512_permutex2var_epi16(a, high, b));
         }
+    }
 }
 
 /* c = keep * c + a b, or a b without `keep`. a: [rows][steps] pairs; b: [steps][16 vectors] pairs. */
@@ -189,20 +208,30 @@ INLINE float soften(float *scores, bf16 *weights, float scale, int64_t low, int6
 /* Head sizes that are multiples of 16. */
 static void attend_blocked(const Task *t) {
     int64_t group = t->heads / t->kv_heads, rows = t->count * group, dim = t->dim, words = dim / 2;
-    _Alignas(64) uint32_t keys[words * BLOCK], values[BLOCK / 2 * dim], q[rows * words];
+    _Alignas(64) uint32_t keys[(words + 15) / 16 * 16 * BLOCK], values[BLOCK / 2 * dim], q[rows * words];
     _Alignas(64) float scores[rows * BLOCK], sums[rows * dim];
     _Alignas(64) bf16 weights[rows * BLOCK];
     float peaks[rows], totals[rows], keeps[rows];
+    bf16 zeros[dim];
+    int64_t at[BLOCK], ahead[BLOCK], end = t->start + t->count;
+    int64_t first = first_visible(t, t->start) / BLOCK * BLOCK;
+    find_block(t, first, end, ahead);
+    prefetch_block(t, ahead);
     for (int64_t r = 0; r < rows; r++) {
-        int64_t at = ((t->token + r / group) * t->heads + t->head * group + r % group) * dim;
-        memcpy(q + r * words, t->q + at, dim * sizeof(bf16));
+        int64_t from = ((t->token + r / group) * t->heads + t->head * group + r % group) * dim;
+        memcpy(q + r * words, t->q + from, dim * sizeof(bf16));
         peaks[r] = -INFINITY;
         totals[r] = 0;
     }
     memset(sums, 0, sizeof sums);
-    int64_t end = t->start + t->count;
-    for (int64_t first = first_visible(t, t->start) / BLOCK * BLOCK; first < end; first += BLOCK) {
-        pack_block(t, first, end, keys, values);
+    memset(zeros, 0, sizeof zeros);
+    for (; first < end; first += BLOCK) {
+        memcpy(at, ahead, sizeof at);
+        if (first + BLOCK < end) {
+            find_block(t, first + BLOCK, end, ahead);
+            prefetch_block(t, ahead);
+        }
+        pack_block(t, at, zeros, keys, values);
         for (int64_t r = 0; r < rows; r += MAX_TILE) {
             int count = (int)min64(MAX_TILE, rows - r);
             tiles_64(q + r * words, words, keys, BLOCK, words, scores + r * BLOCK, BLOCK, 0, count);
@@ -224,10 +253,10 @@ static void attend_blocked(const Task *t) {
         }
     }
     for (int64_t r = 0; r < rows; r++) {
-        int64_t at = ((t->token + r / group) * t->heads + t->head * group + r % group) * dim;
+        int64_t to = ((t->token + r / group) * t->heads + t->head * group + r % group) * dim;
         __m512 inverse = _mm512_set1_ps(1.0f / totals[r]);
         for (int64_t c = 0; c < dim; c += 16)
-            store16(t->out + at + c, _mm512_mul_ps(_mm512_load_ps(sums + r * dim + c), inverse));
+            store16(t->out + to + c, _mm512_mul_ps(_mm512_load_ps(sums + r * dim + c), inverse));
     }
 }
 #endif
@@ -261,7 +290,10 @@ void paged_attention(const bf16 *q, const bf16 *k_plane, const bf16 *v_plane, co
                                    starts[i] + at, min64(run, lengths[i] - at)};
         tokens += lengths[i];
     }
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+    /* Heads of one token run lie side by side in memory: few threads should share them. */
+    int64_t share = tasks / (8 * threads) / kv_heads * kv_heads;
+    if (share == 0 && tasks >= 4 * threads * kv_heads) share = kv_heads;
+#pragma omp parallel for num_threads(threads) schedule(dynamic, max64(1, share))
     for (int64_t i = tasks - 1; i >= 0; i--) attend(list + i); /* long prefixes come last: start with them */
     free(list);
 }

@@ -5,11 +5,32 @@ enum { PARALLEL_VALUES = 65536 }; /* fewer are done before a second thread has w
 
 INLINE void scale_row(const bf16 *x, const bf16 *weight, int64_t size, float eps, bf16 *out) {
     float squares = 0;
-#pragma omp simd reduction(+ : squares)
-    for (int64_t i = 0; i < size; i++) squares += widen(x[i]) * widen(x[i]);
+    int64_t i = 0;
+#if HAS_AVX512
+    __m512 sums = _mm512_setzero_ps();
+    for (; i + 16 <= size; i += 16) {
+        __m512 v = load16(x + i);
+        sums = _mm512_fmadd_ps(v, v, sums);
+    }
+    squares = _mm512_reduce_add_ps(sums);
+#endif
+    for (; i < size; i++) squares += widen(x[i]) * widen(x[i]);
     float scale = 1.0f / __builtin_sqrtf(squares / (float)size + eps);
-#pragma omp simd
-    for (int64_t i = 0; i < size; i++) out[i] = narrow(widen(x[i]) * scale * widen(weight[i]));
+    i = 0;
+#if HAS_AVX512
+    for (; i + 16 <= size; i += 16)
+        store16(out + i, _mm512_mul_ps(_mm512_mul_ps(load16(x + i), _mm512_set1_ps(scale)), load16(weight + i)));
+#endif
+    for (; i < size; i++) out[i] = narrow(widen(x[i]) * scale * widen(weight[i]));
+}
+
+/* to += x, rounded. */
+INLINE void add_row(const bf16 *x, int64_t size, bf16 *to) {
+    int64_t i = 0;
+#if HAS_AVX512
+    for (; i + 16 <= size; i += 16) store16(to + i, _mm512_add_ps(load16(x + i), load16(to + i)));
+#endif
+    for (; i < size; i++) to[i] = narrow(widen(x[i]) + widen(to[i]));
 }
 
 void rms_norm(const bf16 *x, const bf16 *weight, float eps, int64_t tokens, int64_t size, bf16 *out,
@@ -24,8 +45,7 @@ void add_rms_norm(const bf16 *x, bf16 *residual, const bf16 *weight, float eps, 
 #pragma omp parallel for num_threads(threads) if (tokens * size > PARALLEL_VALUES)
     for (int64_t t = 0; t < tokens; t++) {
         bf16 *sum = residual + t * size;
-#pragma omp simd
-        for (int64_t i = 0; i < size; i++) sum[i] = narrow(widen(x[t * size + i]) + widen(sum[i]));
+        add_row(x + t * size, size, sum);
         scale_row(sum, weight, size, eps, out + t * size);
     }
 }

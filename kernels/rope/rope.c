@@ -14,8 +14,21 @@ INLINE void rotate_head(const bf16 *x, const float *cos_sin, const bf16 *weight,
         for (int64_t i = 0; i < dim; i++) squares += widen(x[i]) * widen(x[i]);
         scale = 1.0f / __builtin_sqrtf(squares / (float)dim + eps);
     }
-#pragma omp simd
-    for (int64_t i = 0; i < half; i++) {
+    int64_t i = 0;
+#if HAS_AVX512
+    for (; i + 16 <= half; i += 16) {
+        __m512 first = load16(x + i), second = load16(x + half + i);
+        if (weight) {
+            __m512 by = _mm512_set1_ps(scale);
+            first = _mm512_mul_ps(first, _mm512_mul_ps(by, load16(weight + i)));
+            second = _mm512_mul_ps(second, _mm512_mul_ps(by, load16(weight + half + i)));
+        }
+        __m512 cosine = _mm512_loadu_ps(cosines + i), sine = _mm512_loadu_ps(sines + i);
+        store16(out + i, _mm512_fmsub_ps(first, cosine, _mm512_mul_ps(second, sine)));
+        store16(out + half + i, _mm512_fmadd_ps(second, cosine, _mm512_mul_ps(first, sine)));
+    }
+#endif
+    for (; i < half; i++) {
         float first = widen(x[i]), second = widen(x[half + i]);
         if (weight) {
             first *= scale * widen(weight[i]);
