@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from srt.scheduler.policy import Policy
+from srt.scheduler.policy import POLICIES
 
 MIN_GROWTH = 32  # tokens
 MAX_GROWTH = 4096
@@ -20,13 +20,17 @@ class Settings:
     chunked_prefill_size: int  # prompt tokens of one request in one step; 0: whole prompts
     max_queued: int = 1024
     max_queued_tokens: int | None = None
-    policy: Policy = "fcfs"
+    policy: str = "fcfs"
     depth: Literal[0, 1] = 0  # steps launched ahead of the one whose results are awaited
     radix_cache: bool = True
-    eviction_policy: Literal["lru", "lfu"] = "lru"
+    eviction_policy: str = "lru"  # or lfu
     step_log: int = 4096  # steps remembered for the profile
 
     def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy {self.policy!r} is none of {', '.join(POLICIES)}")
+        if self.eviction_policy not in ("lru", "lfu"):
+            raise ValueError(f"eviction_policy {self.eviction_policy!r} is neither lru nor lfu")
         if self.max_running < 1:
             raise ValueError(f"max_running must be at least 1, not {self.max_running}")
         if self.max_step_tokens < 2:

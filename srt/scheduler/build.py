@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from srt.cache.no_cache import NoCache
@@ -11,6 +12,7 @@ from srt.cache.store import KVStore
 from srt.protocols.prefix_cache import PrefixCache
 from srt.protocols.worker import Worker, WorkerFacts
 from srt.scheduler.budget import Settings
+from srt.scheduler.journal import Recorder
 from srt.scheduler.loop import Scheduler
 from srt.wire.channels import Sender
 
@@ -19,7 +21,7 @@ def build_store(facts: WorkerFacts, settings: Settings) -> KVStore:
     """The KV memory of `facts`, with the prefix cache that the settings ask for."""
     cache: PrefixCache = NoCache()
     if settings.radix_cache:
-        cache = RadixCache(facts.page_size, settings.eviction_policy)
+        cache = RadixCache(facts.page_size, "lfu" if settings.eviction_policy == "lfu" else "lru")
     return KVStore(
         num_pages=facts.num_pages,
         page_size=facts.page_size,
@@ -34,13 +36,19 @@ def build_scheduler(
     outbox: Sender,
     clock: Callable[[], float],
     config: Callable[[], dict[str, Any]] = dict,
+    journal: Path | None = None,
 ) -> Scheduler:
-    """`config` answers the topic "config"."""
+    """`config` answers the topic "config". `journal`: record everything for a replay there; then
+    `Scheduler.close` ends the file."""
+    recorder = None
+    if journal is not None:
+        recorder = Recorder(journal, worker, settings, clock)
     return Scheduler(
-        worker=worker,
+        worker=worker if recorder is None else recorder,
         store=build_store(worker.facts, settings),
         outbox=outbox,
         settings=settings,
-        clock=clock,
+        clock=clock if recorder is None else recorder.clock,
         config=config,
+        recorder=recorder,
     )

@@ -27,6 +27,7 @@ from srt.scheduler.commands import Commands
 from srt.scheduler.decode import Decode
 from srt.scheduler.finish import Finisher
 from srt.scheduler.inbox import Inbox
+from srt.scheduler.journal import Recorder
 from srt.scheduler.outbox import Outbox
 from srt.scheduler.policy import Shares
 from srt.scheduler.prefill import Prefill
@@ -52,8 +53,10 @@ class Scheduler:
         settings: Settings,
         clock: Callable[[], float],
         config: Callable[[], dict[str, Any]] = dict,
+        recorder: Recorder | None = None,
     ) -> None:
         facts = worker.facts
+        self._recorder = recorder
         self._worker = worker
         self._store = store
         self._settings = settings
@@ -106,6 +109,8 @@ class Scheduler:
         Raises what a step of the worker raised, after every live request got its terminal item: the
         process is to end.
         """
+        if self._recorder is not None:
+            self._recorder.begin_turn(messages)
         times = [self._clock()]
         now = times[0]
         record = StepRecord()
@@ -208,6 +213,11 @@ class Scheduler:
             self._finisher.finish(request, "error", now, error=cause)
         self._flights.clear()
         self._outbox.flush(self._step)
+
+    def close(self) -> None:
+        """Ends the journal, if there is one. Worker and channels belong to whoever made them."""
+        if self._recorder is not None:
+            self._recorder.close()
 
     # --- what it knows about itself ---------------------------------------------------------------
 

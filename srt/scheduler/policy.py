@@ -21,11 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from typing import Literal
 
 from srt.scheduler.request import Request
 
-Policy = Literal["fcfs", "longest-prefix", "priority"]
+POLICIES = ("fcfs", "longest-prefix", "priority")
 
 LEVEL_SECONDS = 10.0
 PREFIX_TOKENS_PER_SECOND = 500.0
@@ -72,7 +71,7 @@ class Shares:
         self._served[tenant] = self.served(tenant) + tokens
 
 
-def level(request: Request, policy: Policy, now: float) -> int:
+def level(request: Request, policy: str, now: float) -> int:
     """The level of layer 1."""
     if policy != "priority":
         return 0
@@ -81,7 +80,7 @@ def level(request: Request, policy: Policy, now: float) -> int:
 
 def rank(
     waiting: Sequence[Request],
-    policy: Policy,
+    policy: str,
     now: float,
     peek: Callable[[Request], int],
 ) -> list[Request]:
@@ -104,7 +103,7 @@ def rank(
 
 
 def share_out(
-    ranked: Sequence[Request], policy: Policy, now: float, shares: Shares
+    ranked: Sequence[Request], policy: str, now: float, shares: Shares
 ) -> Iterator[Request]:
     """Layers 1 and 2 over a ranked list. Lazy: costs a step of a heap per request taken. Each request
     handed out counts against its tenant as if it had been admitted."""

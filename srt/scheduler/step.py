@@ -85,13 +85,13 @@ class Receiving:
             if got.prompt_logprobs is not None and request.prompt_logprobs is not None:
                 request.prompt_logprobs.extend(got.prompt_logprobs)
             if piece.ends_prefill:
-                self._end_prefill(request)
+                self._end_prefill(request, now)
             if piece.slice.sample:
                 self._take_tokens(request, got, now)
             elif piece.ends_prefill:  # max_tokens 0: the prompt was all
                 self._finisher.finish(request, "length", now)
 
-    def _end_prefill(self, request: Request) -> None:
+    def _end_prefill(self, request: Request, now: float) -> None:
         """The prompt is in its pages: offer it to the cache, so that followers and equal prompts
         share it from now on. Where the cache had it already, the lease changes to the cache's pages
         with its next table write, and the duplicates are free: any step that could overwrite them
@@ -101,8 +101,10 @@ class Receiving:
         if not request.is_shared:
             request.is_shared = True
             self._metrics.add("prompt_tokens_total", request.prompt_len)
+        item = self._outbox.item(request.uid)
+        item.usage, item.timing, item.cache = request.usage(), request.timing(now), request.cache
         if request.prompt_logprobs is not None:
-            self._outbox.item(request.uid).prompt_logprobs = request.prompt_logprobs
+            item.prompt_logprobs = request.prompt_logprobs
             request.prompt_logprobs = None
 
     def _take_tokens(self, request: Request, got: SliceResult, now: float) -> None:

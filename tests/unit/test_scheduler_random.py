@@ -12,7 +12,7 @@ from scheduler_fakes import Box, HashWorker, prompt, work
 
 from srt.scheduler.budget import Settings
 from srt.scheduler.build import build_scheduler
-from srt.scheduler.journal import Recorder, replay
+from srt.scheduler.replay import replay
 from srt.wire.codec import encode
 from srt.wire.messages import AbortWork, Command, Drain, Message
 
@@ -134,17 +134,15 @@ def record(path: Path, seed: int) -> tuple[list[bytes], int]:
         return now[0]
 
     log = Log()
-    recorder = Recorder(path, worker, settings, clock)
-    scheduler = build_scheduler(recorder, settings, log, recorder.clock)
+    scheduler = build_scheduler(worker, settings, log, clock, journal=path)
     uids: list[int] = []
     more, turns = True, 30
     while more or turns > 0:
         batch = messages_of(random, uids) if turns > 0 else []
         batch = [m for m in batch if getattr(m, "topic", "") != "requests"]
-        recorder.turn(batch)
         more = scheduler.turn(batch)
         turns -= 1
-    recorder.close()
+    scheduler.close()
     return log.frames, len(worker.batches)
 
 
