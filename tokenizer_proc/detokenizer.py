@@ -21,8 +21,9 @@ class DetokenizerService:
     """Owns the text state of every live sample, from `opened` to `finish`.
 
     A sample that a stop string ends here gets its terminal item (`stopped`) and is forgotten; what
-    the scheduler still sends for it is dropped. A lone `finish` of an unknown uid is a refusal and
-    passes. Tokens of an unknown uid are an error of the engine: logged, counted, not answered.
+    the scheduler still sends for it is dropped. A lone `finish` of an unknown uid is a refusal. Tokens
+    of an unknown uid are an error of the engine, logged and counted. A `finish` passes in any case:
+    somebody may wait for it.
     """
 
     def __init__(self, step: Receiver[StepMessage], text: Sender, vocabulary: TokenBytes) -> None:
@@ -104,8 +105,7 @@ class DetokenizerService:
             if item.finish is not None:
                 del self._stopped[item.uid]
             return None
-        if item.finish is not None and not item.tokens:
-            return TextItem(uid=item.uid, finish=item.finish)  # refused before it was opened
-        self.unknown_items += 1
-        logger.error("an item came for uid %d, which is not live; it is dropped", item.uid)
-        return None
+        if item.tokens or item.finish is None:
+            self.unknown_items += 1
+            logger.error("an item came for uid %d, which is not live; it is dropped", item.uid)
+        return None if item.finish is None else TextItem(uid=item.uid, finish=item.finish)

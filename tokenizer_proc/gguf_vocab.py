@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from tokenizers.processors import TemplateProcessing
 
 from srt.errors import ConfigError
 from tokenizer_proc.vocab import SpellingReader, read_byte_level, read_sentence_piece
+
+logger = logging.getLogger(__name__)
 
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 
@@ -36,15 +39,19 @@ class _Split:
 
 _DIGITS_FIRST = _Split(single_digits=True)
 _QWEN2 = _Split(pattern=_WORDS % "", composes=True)
+_LLAMA3 = _Split(pattern=_WORDS % "{1,3}", ignores_merges=True, adds_bos=True)
 _SPLITS = {
     "gpt-2": _Split(),
+    "default": _Split(),
     "smollm": _DIGITS_FIRST,
     "starcoder": _DIGITS_FIRST,
     "refact": _DIGITS_FIRST,
     "command-r": _DIGITS_FIRST,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
-    "llama-bpe": _Split(pattern=_WORDS % "{1,3}", ignores_merges=True, adds_bos=True),
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
 }
 
 
@@ -65,8 +72,9 @@ def build_tokenizer(metadata: Mapping[str, Any], origin: str) -> GgufTokenizer:
             f"{origin} holds no tokenizer (tokenizer.ggml.tokens); name one with --tokenizer"
         )
     if kind == "gpt2":
-        adds_bos = _split(metadata, origin).adds_bos
-        tokenizer, read = _byte_level(metadata, tokens, _split(metadata, origin)), read_byte_level
+        split = _split(metadata, origin)
+        adds_bos = split.adds_bos
+        tokenizer, read = _byte_level(metadata, tokens, split), read_byte_level
     elif kind == "llama":
         adds_bos = True
         tokenizer, read = _sentence_piece(metadata, tokens, origin), read_sentence_piece
@@ -87,12 +95,14 @@ def build_tokenizer(metadata: Mapping[str, Any], origin: str) -> GgufTokenizer:
 
 
 def _split(metadata: Mapping[str, Any], origin: str) -> _Split:
-    name = metadata.get("tokenizer.ggml.pre", "gpt-2")
+    name = metadata.get("tokenizer.ggml.pre", "default")
     if name not in _SPLITS:
         raise ConfigError(
             f"{origin} cuts words in the way {name!r} (tokenizer.ggml.pre); known: "
             f"{', '.join(_SPLITS)}. Name a folder with a tokenizer.json with --tokenizer"
         )
+    if name == "default":
+        logger.warning("%s does not say how it cuts words; they are cut as gpt-2 does", origin)
     return _SPLITS[name]
 
 

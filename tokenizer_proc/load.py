@@ -22,9 +22,10 @@ def load_codec(
     checkpoint's, or else the tokenizer's. Raises ConfigError naming the file at fault."""
     template = None if chat_template_path is None else _read_text(Path(chat_template_path))
     path = Path(tokenizer_path or model.path)
-    if path == Path(model.path) and model.format == "script":
+    stored = model.format if path == Path(model.path) else None
+    if stored == "script":
         return load_script_codec(path, template)
-    if path.suffix == ".gguf":
+    if stored == "gguf" or path.suffix == ".gguf":
         return _from_gguf(path, model.end_token_ids, template)
     return _from_folder(path, model.end_token_ids, template)
 

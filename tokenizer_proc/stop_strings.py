@@ -5,7 +5,7 @@ Definition, for a text that arrives in pieces (one per token):
 - The first one to complete wins; of several that end at the same character, the longest. So the
   answer depends on the text, not on where it was cut.
 - A match that completes while stopping is not yet allowed (`may_stop` false: fewer than min_tokens
-  tokens so far) does not count, and its text is ordinary text. A later match may overlap it.
+  tokens before it) does not count, and its text is ordinary text. A later match may overlap it.
 - Until it is decided, the longest end of the text that is the beginning of some stop string, and not
   all of it, is held back.
 

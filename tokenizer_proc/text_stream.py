@@ -9,19 +9,25 @@ What comes out, by definition:
   stop token, or of a token that begins inside a stop string, is left out unless `include_stop`: joining
   the bytes of the entries rebuilds the text (a token that begins before a stop string and ends in it
   keeps its whole bytes).
-- A stop string that completes at token k, counted from 1, ends the sample if k >= min_tokens.
+- A stop string may end the sample with a token that `min_tokens` others come before, as a stop token
+  may: the same rule for both.
+- What a stop string ends here has the scheduler's counts and times of the prompt; its tokens are
+  counted here, and the seconds since the prompt was computed are measured here.
+- A half character at the end of the prompt is completed by the tokens, if they do complete it.
 - Without `detokenize` there is no text, and tokens and logprobs pass unchanged.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from srt.wire.messages import TextItem, TokenItem
-from srt.wire.params import Finish, LogprobEntry, TextOptions, TokenLogprobs, Usage
+from srt.wire.params import Finish, LogprobEntry, TextOptions, TokenLogprobs
 from tokenizer_proc.incremental import Utf8Stream
 from tokenizer_proc.stop_strings import StopMatcher, StopStrings
 
@@ -38,13 +44,20 @@ class TextStream:
     """State of one live sample. A token costs the same however long the text is."""
 
     def __init__(
-        self, options: TextOptions, vocabulary: TokenBytes, stops: StopStrings | None
+        self,
+        options: TextOptions,
+        vocabulary: TokenBytes,
+        stops: StopStrings | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
         self._vocabulary = vocabulary
         self._utf8 = Utf8Stream()
         self._matcher = StopMatcher(stops, include=options.include_stop) if stops else None
-        self._usage = Usage()
+        self._clock = clock
+        self._begun = Finish(reason="stop")  # what the scheduler said when the prompt was computed
+        self._begun_at = 0.0
+        self._has_bytes = False
         self._num_tokens = 0
         self._num_decoded = 0  # characters that tokens made
         self._num_sent = 0  # of those, characters that may be sent
@@ -55,7 +68,11 @@ class TextStream:
     def take(self, item: TokenItem) -> TextItem | None:
         """The next text; None if there is nothing to send yet. After an item with `finish` the sample
         is over and must not be fed again."""
-        self._usage = item.usage or self._usage
+        if item.usage is not None:
+            self._begun_at = self._clock()
+            self._begun = Finish(
+                reason="stop", usage=item.usage, timing=item.timing, cache=item.cache
+            )
         made = TextItem(uid=item.uid)
         if item.prompt_logprobs is not None:
             made.prompt_logprobs = [
@@ -110,12 +127,23 @@ class TextStream:
             self._waiting.append((self._num_decoded, self._with_bytes(logprobs)))
         if self._options.skip_special_tokens and self._vocabulary.is_special(token):
             return ""
-        piece = self._utf8.push(self._vocabulary.token_bytes(token))
+        data = self._vocabulary.token_bytes(token)
+        if not self._has_bytes and data:
+            self._has_bytes = True
+            if 0x80 <= data[0] < 0xC0:  # a byte that no character begins with
+                self._push_prompt()
+        piece = self._utf8.push(data)
         self._num_decoded += len(piece)
         if self._matcher is not None:
-            piece = self._matcher.push(piece, self._num_tokens >= self._options.min_tokens)
+            piece = self._matcher.push(piece, self._num_tokens > self._options.min_tokens)
         self._num_sent += len(piece)
         return piece
+
+    def _push_prompt(self) -> None:
+        """Leaves the decoder in the middle of the character that the prompt ends in, if it does."""
+        read, specials = self._vocabulary.token_bytes, self._vocabulary.is_special
+        ids = self._options.prompt_token_ids
+        self._utf8.push(b"".join(read(token) for token in ids if not specials(token)))
 
     def _flush(self) -> str:
         """Held text, then a half character as U+FFFD; too late for either to be a stop string."""
@@ -137,9 +165,16 @@ class TextStream:
 
     def _stop_at(self, matched: str, finish: Finish | None) -> Finish:
         """The terminal record; the scheduler's own one, if it came in the same item, knows more."""
-        known = finish or Finish(reason="stop", usage=self._usage)
+        known = finish or self._end_now()
         usage = replace(known.usage, completion_tokens=self._num_tokens)
         return replace(known, reason="stop", matched=matched, failure=None, usage=usage)
+
+    def _end_now(self) -> Finish:
+        timing = self._begun.timing
+        if timing is None:
+            return self._begun
+        decode = timing.decode + self._clock() - self._begun_at
+        return replace(self._begun, timing=replace(timing, decode=decode))
 
     def _with_bytes(self, entry: TokenLogprobs) -> TokenLogprobs:
         read = self._vocabulary.token_bytes

@@ -15,12 +15,14 @@ from typing import Any, Literal
 import msgspec
 
 from srt.wire.params import (
+    CacheReport,
     ChatMessage,
     ChatOptions,
     Failure,
     Finish,
     SamplingParams,
     TextOptions,
+    Timing,
     TokenLogprobs,
     Usage,
 )
@@ -237,11 +239,14 @@ class Drain(Message, tag="drain"):
 
 class TokenItem(Item):
     """What one step gave one uid. `opened` comes first and once, `finish` last and once. A stop token
-    and the `finish` it causes share an item."""
+    and the `finish` it causes share an item. `usage`, `timing` and `cache` come when the prompt is
+    computed, for the terminal item that a stop string may need later; again after a retraction."""
 
     uid: int
     opened: TextOptions | None = None
-    usage: Usage | None = None  # once the prompt is computed: a stop string's finish needs it
+    usage: Usage | None = None
+    timing: Timing | None = None
+    cache: CacheReport | None = None
     tokens: list[int] = []
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None

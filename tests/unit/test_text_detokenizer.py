@@ -8,13 +8,24 @@ import logging
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduler_fakes import Box, prompt, work
 
 from srt.wire import codec as wire
 from srt.wire.memory import memory_pipe
 from srt.wire.messages import Reply, TextItem, TokenItem, Tokens, Turn
-from srt.wire.params import Finish, LogprobEntry, TextOptions, TokenLogprobs, Usage
+from srt.wire.params import (
+    CacheReport,
+    Finish,
+    LogprobEntry,
+    TextOptions,
+    Timing,
+    TokenLogprobs,
+    Usage,
+)
 from tokenizer_proc.detokenizer import DetokenizerService
 from tokenizer_proc.script_vocab import ScriptCodec
+from tokenizer_proc.stop_strings import StopStrings
+from tokenizer_proc.text_stream import TextStream
 
 EOS = "<eos>"
 COMPASS = list("\U0001f9ed".encode())
@@ -154,9 +165,9 @@ def test_half_a_character_is_one_mark_in_both_modes(
     assert texts == {"\U0001f9ed" if count == 4 else "\ufffd"}
 
 
-@pytest.mark.parametrize(("least", "ends_at"), [(0, 2), (1, 2), (2, 2), (3, 4), (4, 4), (5, None)])
+@pytest.mark.parametrize(("least", "ends_at"), [(0, 2), (1, 2), (2, 4), (3, 4), (4, None)])
 def test_min_tokens_and_stop_strings(least: int, ends_at: int | None) -> None:
-    """A stop string that completes at token k ends the request if k >= min_tokens."""
+    """As with stop tokens: `min_tokens` others come before the token that ends the request."""
     service, ids = rig("a", "\n", "b", "c")
     a, newline, b, c = ids
     finish = Finish(reason="stop", matched=256)
@@ -223,6 +234,77 @@ def test_prompt_logprobs_get_bytes_and_only_the_end_comes_without_stream() -> No
     assert item.prompt_logprobs[0] is None and item.prompt_logprobs[1].chosen.bytes == b"a"
 
 
+@pytest.mark.parametrize(
+    ("before", "ids", "text"),
+    [
+        ([65, *COMPASS[:3]], COMPASS[3:], "\U0001f9ed"),
+        ([65, *COMPASS[:2], 256], COMPASS[2:], "\U0001f9ed"),  # special tokens are no text
+        ([65, *COMPASS[:2]], [66], "B"),  # the prompt's own loss is not the answer's
+        ([65, *COMPASS[:2]], [], ""),
+        ([65], COMPASS[3:], "\ufffd"),
+        ([*COMPASS], [66, COMPASS[3]], "B\ufffd"),
+    ],
+)
+def test_half_a_character_at_the_end_of_the_prompt(
+    before: list[int], ids: list[int], text: str
+) -> None:
+    service, _ = rig()
+    assert text_of(feed(service, ids, TextOptions(prompt_token_ids=before), LENGTH)) == text
+
+
+def test_a_stop_string_knows_what_the_scheduler_knew() -> None:
+    """Counts, times and cache report of the prompt; the tokens and seconds since are its own."""
+    now = [10.0]
+    codec = ScriptCodec([], [], None)
+    stream = TextStream(TextOptions(stop=["c"]), codec, StopStrings(["c"]), lambda: now[0])
+    cache = CacheReport(matched_tokens=4, position=4, reason="diverged")
+    for since, decode, retractions in ((10.0, 0.0, 0), (20.0, 6.0, 1)):  # the second: retracted
+        now[0] = since
+        stream.take(
+            TokenItem(
+                uid=1,
+                tokens=[97],
+                usage=Usage(prompt_tokens=7, cached_tokens=4),
+                timing=Timing(queue=1.0, prefill=2.0, decode=decode, retractions=retractions),
+                cache=cache,
+            )
+        )
+    now[0] = 21.5
+    last = stream.take(TokenItem(uid=1, tokens=[98, 99, 100]))
+    assert last is not None and last.stopped
+    assert last.finish == Finish(
+        reason="stop",
+        matched="c",
+        usage=Usage(prompt_tokens=7, completion_tokens=4, cached_tokens=4),
+        timing=Timing(queue=1.0, prefill=2.0, decode=7.5, retractions=1),
+        cache=cache,
+    )
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_stop_string_over_a_real_scheduler(depth: int) -> None:
+    """The scheduler's own end of the same request says the same of its prompt."""
+    box = Box(depth=depth)
+    box.run(work(1, prompt(3, 21), 12))
+    usage = box.finish(1).usage
+    service = DetokenizerService(memory_pipe(wire.step())[1], Discard(), ScriptCodec([], [], None))
+    made: list[TextItem] = []
+    tokens = box.tokens(1)
+    stop = bytes(tokens[5:7]).decode()  # tokens of this worker are ASCII
+    for number, item in enumerate(box.items[1]):
+        if item.opened is not None:
+            item.opened = TextOptions(stop=[stop])
+        out = service.translate(Tokens(step=number, items=[item]))
+        made += out.items if out is not None else []
+    finish = end_of(made)
+    assert finish.matched == stop
+    assert text_of(made) + stop == bytes(tokens[: finish.usage.completion_tokens]).decode()
+    assert finish.usage.prompt_tokens == usage.prompt_tokens == 21
+    assert finish.usage.cached_tokens == usage.cached_tokens
+    assert finish.cache == box.finish(1).cache and finish.cache is not None
+    assert finish.timing is not None and finish.timing.queue == box.finish(1).timing.queue
+
+
 @given(
     st.lists(st.integers(0, 259), max_size=30),
     st.integers(1, 5),
@@ -260,6 +342,10 @@ def test_unknown_uids(caplog: pytest.LogCaptureFixture) -> None:
     assert "opened twice" in caplog.text and again is not None
     service.translate(Tokens(step=4, items=[TokenItem(uid=9, finish=LENGTH)]))
     assert service.num_live == 0
+    lost = TokenItem(uid=8, tokens=ids, finish=LENGTH)  # somebody may wait for its end
+    answer = service.translate(Tokens(step=5, items=[lost]))
+    assert answer is not None and answer.items == [TextItem(uid=8, finish=LENGTH)]
+    assert service.unknown_items == 2
 
 
 async def test_over_channels_in_order_until_told_to_stop() -> None:

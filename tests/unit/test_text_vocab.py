@@ -97,6 +97,14 @@ def test_word_patterns_differ(tmp_path: Path) -> None:
     assert qwen.decode(qwen.encode("e\u0301", False), False) == "\u00e9"  # composed
 
 
+def test_a_file_that_does_not_say_how_it_cuts_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    codec = load_codec(facts(byte_level_gguf(tmp_path / "blob", "default"), "gguf"))  # no suffix
+    assert [codec.token_bytes(t) for t in codec.encode("12 he", False)] == [b"12", b" he"]
+    assert "gpt-2" in caplog.text
+
+
 def test_add_bos_and_eos_of_the_file(tmp_path: Path) -> None:
     path = byte_level_gguf(tmp_path / "m.gguf", add_bos_token=True, add_eos_token=True)
     codec = load_codec(facts(path, "gguf", [5]))
