@@ -163,7 +163,9 @@ class Scheduler:
         flight comes home first: it may free some, and only then is it known what to retract."""
         if self._decode.shortage() > 0:
             while self._flights:
-                self._collect(StepRecord())
+                home = StepRecord()
+                self._collect(home)
+                self._note(home)
             self._decode.make_room(now, self._step)
         decodes = self._decode.plan()
         left = self._settings.max_step_tokens - len(decodes)
@@ -173,7 +175,6 @@ class Scheduler:
         flight_step = self._step
         self._step += 1
         batch = build_batch(flight_step, pieces)
-        # The flight is on record before the worker can fail, so that its requests are known then.
         ticket = self._worker.launch(batch)
         self._flights.append(
             Flight(step=flight_step, pieces=pieces, num_decodes=num_decodes, ticket=ticket)
@@ -200,14 +201,14 @@ class Scheduler:
         record.stages["process"] = self._clock() - waited
 
     def _fail(self, error: Exception) -> None:
-        """A step raised, so the worker's state is unknown. Its requests end with an internal error,
-        all others because the engine is going; then all of it is sent."""
+        """A step raised, so the worker's state is unknown. The requests it held end with an internal
+        error, those that wait because the engine is going; then all of it is sent."""
         log.error("step failed, the engine stops: %r", error)
         now = self._clock()
-        affected = {p.request.uid for flight in self._flights for p in flight.pieces}
         for request in list(self._roster.live.values()):
-            if request.uid in affected or request in self._roster.active:
-                cause: InternalError | EngineDead = InternalError("a step of the model failed")
+            cause: InternalError | EngineDead
+            if request.lease is not None:
+                cause = InternalError("a step of the model failed")
             else:
                 cause = EngineDead("the engine stopped because a step of the model failed")
             self._finisher.finish(request, "error", now, error=cause)
@@ -226,7 +227,7 @@ class Scheduler:
             return
         self._steps.add(record)
         for stage in STAGES:
-            self._registry.add("host_seconds_total", max(record.stages[stage], 0.0), stage)
+            self._registry.add("host_seconds_total", max(record.stages.get(stage, 0.0), 0.0), stage)
         for phase, seconds in record.phases.items():
             self._registry.observe("step_seconds", seconds, phase)
 

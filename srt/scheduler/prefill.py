@@ -35,21 +35,23 @@ class Prefill:
     def _admit(self, now: float, step: int, left: int, pieces: list[Piece]) -> None:
         candidates, places = self._admission.candidates(now)
         blocked: Request | None = None
-        passed: set[int] = set()
+        tried: list[tuple[Request, Refusal]] = []
         for request in candidates:
             refusal = self._admission.try_admit(request, now, step, left, is_first=not pieces)
             if refusal is None:
                 left -= self._cut(request, left, pieces)
                 continue
             request.refusal = refusal
-            passed.add(request.uid)
+            tried.append((request, refusal))
             if refusal.reason is not Reason.LEADER:  # the only wait that no one else need share
                 blocked = request
                 break
         if blocked is not None:
-            self._refuse_the_rest(blocked, passed, places)
+            self._refuse_the_rest(blocked, tried, places)
 
-    def _refuse_the_rest(self, blocked: Request, passed: set[int], places: dict[int, int]) -> None:
+    def _refuse_the_rest(
+        self, blocked: Request, tried: list[tuple[Request, Refusal]], places: dict[int, int]
+    ) -> None:
         """Nobody passes one that is blocked: small requests could keep a large one out for ever."""
         assert blocked.refusal is not None
         behind = Refusal(reason=Reason.BEHIND, behind=blocked.uid)
@@ -58,9 +60,10 @@ class Prefill:
         unfair = Refusal(reason=Reason.FAIRNESS, behind=blocked.uid)
         limit = places.get(blocked.uid, -1)
         for request in self._queue:
-            if request.uid not in passed:
-                is_passed_over = places.get(request.uid, limit) < limit
-                request.refusal = unfair if is_passed_over else behind
+            is_passed_over = bool(places) and places.get(request.uid, limit) < limit
+            request.refusal = unfair if is_passed_over else behind
+        for request, refusal in tried:  # these have been told a reason of their own
+            request.refusal = refusal
 
     def _cut(self, request: Request, left: int, pieces: list[Piece]) -> int:
         """Appends the request's next chunk and returns its length; 0 if nothing goes into this step."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 
 from srt.errors import QueueFull
-from srt.scheduler.request import Reason, Refusal, Request
+from srt.scheduler.request import Reason, Request
 
 FINISHES_SMOOTHED = 8  # the mean time between finishes looks back about this far
 
@@ -31,8 +32,7 @@ class Queue:
         return request.uid in self._arrived or request.uid in self._front
 
     def __iter__(self) -> Iterator[Request]:
-        yield from self._front.values()
-        yield from self._arrived.values()
+        return chain(self._front.values(), self._arrived.values())
 
     @property
     def front(self) -> list[Request]:
@@ -92,6 +92,12 @@ class Queue:
         return None
 
     def reasons(self) -> Counter[Reason]:
-        """How many wait for what."""
-        held: list[Refusal] = [r.refusal for r in self if r.refusal is not None]
-        return Counter(refusal.reason for refusal in held)
+        """How many wait for what. Most share one refusal, so these are counted by identity first."""
+        held = [request.refusal for request in self]
+        named = {id(refusal): refusal for refusal in held}
+        reasons: Counter[Reason] = Counter()
+        for key, count in Counter(map(id, held)).items():
+            refusal = named[key]
+            assert refusal is not None, "whoever waits has a reason"
+            reasons[refusal.reason] += count
+        return reasons
