@@ -16,7 +16,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf import dequantize
 
-BLOCKS_AT_ONCE = 65536  # 2 M values: stays in the cache, and memory stays flat
+BLOCKS_AT_ONCE = 16384  # half a million values: stays in the cache, and memory stays flat
 
 _PLAIN = {
     Kind.F32: torch.float32,
