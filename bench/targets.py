@@ -80,6 +80,7 @@ class HttpTarget:
 
     def _request(self, item: Item, history: Turns) -> bytes:
         text = item.prefix + item.prompt
+        body: dict[str, object]
         if item.session is None:
             path, body = "/v1/completions", {"prompt": text}
         else:

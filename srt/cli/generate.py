@@ -48,9 +48,10 @@ def print_batch(client: Client, prompts: list[str], options: argparse.Namespace)
         for prompt, answer in zip(
             prompts, pool.map(lambda one: client.generate(one, params), prompts), strict=True
         ):
+            finish = answer.samples[0].finish
             row = {
                 "prompt": prompt,
                 "text": answer.text,
-                "finish_reason": answer.samples[0].finish_reason,
+                "finish_reason": finish.reason if finish else None,
             }
             print(orjson.dumps(row).decode(), flush=True)

@@ -81,6 +81,7 @@ class ServerArgs:
     default_deadline: float = typed(600.0, "serving", "seconds a request may take if it sets no deadline", least=0)
     stall_seconds: float = typed(20.0, "serving", "silence after which the engine counts as stuck", least=0)
     drain_seconds: float = typed(30.0, "serving", "time for running requests after SIGTERM", least=0)
+    generation_defaults: bool = typed(True, "serving", "absent sampling fields take the checkpoint's generation_config.json")
     strict_fields: bool = typed(False, "serving", "refuse unknown HTTP fields instead of naming them in a header")
     device: str = typed("auto", "device", "where the model runs", ("auto", "cpu"))
     seed: int = typed(0, "device", "seed of dummy weights and of requests without one; 0: draw it at start", least=0)

@@ -132,6 +132,7 @@ class ServingBag(Bag):
     default_deadline: float
     stall_seconds: float
     drain_seconds: float
+    generation_defaults: bool
     strict_fields: bool
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,10 +138,13 @@ def build_tokenizer(
 
 
 def gateway_settings() -> GatewaySettings:
-    from srt.gateway.settings import GatewaySettings
+    from srt.gateway.settings import Defaults, GatewaySettings
 
     serving = get_serving()
+    known = {field.name for field in fields(Defaults)}
+    given = get_context().facts.model.generation_defaults if serving.generation_defaults else {}
     return GatewaySettings(
+        defaults=Defaults(**{name: given[name] for name in given.keys() & known}),
         api_keys=(serving.api_key,) if serving.api_key else (),
         admin_keys=(serving.admin_key,) if serving.admin_key else (),
         cors_origins=serving.cors_origins,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from srt.config.args import ServerArgs
 from srt.config.facts import Facts
@@ -22,7 +23,9 @@ def probe(args: ServerArgs, cache_folder: str, progress: Progress = show_nothing
         progress("model", phase, fraction)
 
     path = locate(args.model, cache_folder, show)
-    return Facts(machine=probe_machine(), model=probe_model(path, args.model))
+    is_on_disk = Path(args.model).expanduser().exists()
+    name = Path(path).name.removesuffix(".gguf") if is_on_disk else args.model
+    return Facts(machine=probe_machine(), model=probe_model(path, name))
 
 
 def prepare(

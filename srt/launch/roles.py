@@ -92,7 +92,10 @@ def listen(control: Control, stop: asyncio.Event, on_dead: Callable[[str], None]
         if "dead" in fields:
             loop.call_soon_threadsafe(on_dead, str(fields["dead"]))
 
-    control.listen(notice, lambda: loop.call_soon_threadsafe(stop.set))
+    def end() -> None:
+        loop.call_soon_threadsafe(stop.set)
+
+    control.listen(notice, end)
 
 
 async def run_detokenizer(boot: Boot, control: Control, stop: asyncio.Event) -> None:

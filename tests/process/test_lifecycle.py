@@ -1,0 +1,255 @@
+"""Start, stop, death: no process, socket or file is left, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from srt.client import AsyncClient, SamplingParams
+from srt.errors import EngineDead, TandemError
+from tests.process.conftest import RunEngine
+
+GREEDY = SamplingParams(temperature=0.0)
+ROOT = Path(__file__).parents[2]
+
+
+class Served:
+    """`tandem serve` as a user runs it."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder = folder
+        environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "srt.cli.main", "serve", "--port", "0", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+        self.lines: list[str] = []
+
+    def wait_ready(self) -> str:
+        """The address it printed."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if line.startswith("listening on "):
+                return line.split()[2].rstrip(";")
+        raise AssertionError("".join(self.lines))
+
+    def children(self) -> dict[str, psutil.Process]:
+        found = {}
+        for child in psutil.Process(self.process.pid).children():
+            words = child.cmdline()
+            if "srt.launch.roles" in words:
+                found[words[-1]] = child
+        return found
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and everything it wrote."""
+        _, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, "".join(self.lines) + errors
+
+    def leftovers(self) -> list[str]:
+        return [str(path) for path in self.folder.glob("tandem-*")]
+
+
+def slow_script(script: Callable[..., str]) -> str:
+    return script(["a", "b"], script=[256, 257] * 100, step_seconds=0.02)
+
+
+@pytest.mark.parametrize("mode", [(), ("--inline",)], ids=["processes", "inline"])
+async def test_sigterm_drains_and_leaves_nothing(
+    tmp_path: Path, script: Callable[..., str], mode: tuple[str, ...]
+) -> None:
+    served = Served(tmp_path, "--model", slow_script(script), *mode)
+    url = await asyncio.to_thread(served.wait_ready)
+    children = list(served.children().values())
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        body = {"model": (await client.get("/v1/models")).json()["data"][0]["id"], "prompt": "x"}
+        running = asyncio.create_task(
+            client.post("/v1/completions", json={**body, "max_tokens": 100, "temperature": 0})
+        )
+        await asyncio.sleep(0.5)
+        served.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.3)
+        refused = await client.post("/v1/completions", json=body)
+        assert refused.status_code == 503 and "retry-after" in refused.headers
+        answer = (await running).json()
+        assert answer["choices"][0]["text"] == "ab" * 50  # it was let finish
+    code, errors = await asyncio.to_thread(served.end)
+    assert code == 0, errors
+    assert "Traceback" not in errors and "Fatal" not in errors
+    assert not [child for child in children if child.is_running()]
+    assert not served.leftovers()
+
+
+async def test_second_signal_does_not_wait(tmp_path: Path, script: Callable[..., str]) -> None:
+    served = Served(tmp_path, "--model", script(["a"], script=[256] * 500, step_seconds=0.1))
+    url = await asyncio.to_thread(served.wait_ready)
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+        running = asyncio.create_task(
+            client.post("/v1/completions", json={"model": model, "prompt": "x", "max_tokens": 400})
+        )
+        await asyncio.sleep(0.5)
+        served.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.5)
+        served.process.send_signal(signal.SIGTERM)
+        code, errors = await asyncio.to_thread(served.end)
+        await asyncio.gather(running, return_exceptions=True)
+    assert code == 0, errors
+    assert not served.leftovers()
+
+
+@pytest.mark.parametrize("role", ["scheduler", "tokenizer", "detokenizer"])
+async def test_a_dead_process_ends_every_request(
+    tmp_path: Path, script: Callable[..., str], role: str
+) -> None:
+    served = Served(tmp_path, "--model", slow_script(script), "--max-running", "2")
+    url = await asyncio.to_thread(served.wait_ready)
+    children = served.children()
+
+    async def stream(client: httpx.AsyncClient, model: str) -> str:
+        body = {"model": model, "prompt": "x", "stream": True, "max_tokens": 200}
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            return (await answer.aread()).decode()
+
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+        streams = [asyncio.create_task(stream(client, model)) for _ in range(5)]  # 2 run, 3 wait
+        await asyncio.sleep(0.7)
+        killed = time.monotonic()
+        children[role].kill()
+        texts = await asyncio.gather(*streams)
+        assert time.monotonic() - killed < 10
+        for text in texts:
+            assert '"error"' in text and text.endswith("data: [DONE]\n\n"), text[-300:]
+            assert role in text
+    code, errors = await asyncio.to_thread(served.end)
+    assert code == 1, errors
+    assert f"the {role} process died" in errors
+    assert not [child for child in children.values() if child.is_running()]
+    assert not served.leftovers()
+
+
+@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
+async def test_a_stopped_process_is_noticed(
+    processes: RunEngine, script: Callable[..., str], role: str
+) -> None:
+    async with processes(model=slow_script(script), stall_seconds=1.5) as running:
+        stream = asyncio.create_task(running.client.generate("x", GREEDY))
+        await asyncio.sleep(0.3)
+        os.kill(running.pids[role], signal.SIGSTOP)
+        try:
+            with pytest.raises(EngineDead):
+                await stream
+            async with running.http() as http:
+                health = await http.get("/health")
+                assert health.status_code == 503
+                refused = await http.post("/v1/completions", json={"model": "x", "prompt": "x"})
+                assert refused.status_code in (404, 503)
+            with pytest.raises(EngineDead):
+                await running.client.generate("x", GREEDY)
+        finally:
+            os.kill(running.pids[role], signal.SIGCONT)
+        for _ in range(100):  # it wakes up and everything is as before
+            if (await running.client.health())["phase"] == "ready":
+                break
+            await asyncio.sleep(0.1)
+        assert (await running.client.generate("x", GREEDY)).text == "ab" * 100
+        await running.settle()
+
+
+async def test_a_stopped_tokenizer_is_noticed_by_its_clients(
+    processes: RunEngine, script: Callable[..., str]
+) -> None:
+    async with processes(model=slow_script(script)) as running:
+        client = await AsyncClient.connect(running.front, stall_seconds=1.0)
+        stream = asyncio.create_task(client.generate("x", GREEDY))
+        await asyncio.sleep(0.3)
+        os.kill(running.pids["tokenizer"], signal.SIGSTOP)
+        try:
+            with pytest.raises(EngineDead):
+                await stream
+        finally:
+            os.kill(running.pids["tokenizer"], signal.SIGCONT)
+        await client.close()
+        await running.settle()
+
+
+async def test_a_client_that_dies_is_an_abort(
+    processes: RunEngine, script: Callable[..., str]
+) -> None:
+    program = (
+        "import sys, time\n"
+        "from srt.client import Client, SamplingParams\n"
+        "client = Client.connect(sys.argv[1])\n"
+        "stream = client.stream('x', SamplingParams(max_tokens=400))\n"
+        "for _ in range(3): next(stream)\n"
+        "print('started', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    model = script(["a"], script=[256] * 450, step_seconds=0.02)
+    async with processes(model=model) as running:
+        dying = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, running.front, stdout=asyncio.subprocess.PIPE
+        )
+        assert dying.stdout is not None
+        assert await dying.stdout.readline() == b"started\n"
+        assert (await running.client.health())["live"] == 1
+        dying.kill()
+        await dying.wait()
+        for _ in range(40):
+            if (await running.client.health())["live"] == 0:
+                break
+            await asyncio.sleep(0.05)
+        await running.settle()
+
+
+async def test_idle_scheduler_uses_no_cpu(processes: RunEngine, script: Callable[..., str]) -> None:
+    async with processes(model=slow_script(script)) as running:
+        await running.client.generate("x", SamplingParams(max_tokens=5))
+        scheduler = psutil.Process(running.pids["scheduler"])
+        before = scheduler.cpu_times()
+        await asyncio.sleep(2.0)
+        after = scheduler.cpu_times()
+        used = after.user + after.system - before.user - before.system
+        assert used <= 0.05  # seconds of CPU in two seconds of idling
+
+
+def test_bad_wishes_are_refused_at_once(tmp_path: Path, script: Callable[..., str]) -> None:
+    for flags, words in (
+        (("--model", str(tmp_path / "nothing")), ("nothing", "--model")),
+        (("--model", script(["a"]), "--context-length", "9999999"), ("9999999", "512")),
+        (("--model", script(["a"]), "--page-size", "0"), ("page-size", "0")),
+        (("--model", script(["a"]), "--attention-backend", "flux"), ("flux",)),
+    ):
+        run = subprocess.run(
+            [sys.executable, "-m", "srt.cli.main", "serve", "--port", "0", *flags],
+            capture_output=True, text=True, cwd=ROOT, timeout=30,
+        )  # fmt: skip
+        assert run.returncode == 2, run.stderr
+        assert all(word in run.stderr for word in words), run.stderr
+        assert "Traceback" not in run.stderr
+
+
+async def test_a_port_that_is_taken_is_refused(
+    processes: RunEngine, script: Callable[..., str]
+) -> None:
+    model = script(["a"])
+    async with processes(model=model) as running:
+        port = int(running.url.rsplit(":", 1)[1])
+        with pytest.raises((ValueError, TandemError), match=str(port)):
+            async with processes(model=model, port=port):
+                pass
