@@ -190,3 +190,35 @@ def test_a_step_that_raises_ends_everybody_then_the_process(depth: int) -> None:
     assert box.finish(1).failure.code == box.finish(2).failure.code == "internal"
     assert box.finish(3).failure.code == "engine_dead"
     assert box.scheduler.audit() == []
+
+
+@pytest.mark.parametrize("depth", (0, 1))
+def test_a_request_that_ends_by_length_gets_no_step_too_many(depth: int) -> None:
+    box = Box(depth=depth)
+    box.run(work(1, [1, 2], 5))
+    assert len(box.worker.batches) == 5
+
+
+def test_min_tokens_holds_even_if_the_worker_gives_a_stop_id_early() -> None:
+    class Hasty(Line):
+        script = [END, END, END, END, END]
+
+        def choose(self, read: list[int], seed: int, position: int, setup: Any) -> int:
+            return END
+
+    box = Box(Hasty())
+    box.run(work(1, [1], 20, ignore_eos=False, min_tokens=3))
+    assert box.tokens(1) == [END] * 4 and box.finish(1).reason == "stop"
+
+
+def test_a_retracted_request_finds_its_pages_in_the_cache() -> None:
+    box = Box(HashWorker(num_pages=41, page_size=4))
+    box.run(work(1, prompt(1, 10), 75), work(2, prompt(2, 10), 120))
+    assert [box.finish(uid).timing.retractions for uid in (1, 2)] == [0, 1]
+    resumed = [
+        batch.slices[[piece.row for piece in batch.slices].index(setup.row)].start
+        for batch in box.worker.batches
+        for setup in batch.setups
+        if len(setup.tokens) > setup.prompt_len
+    ]
+    assert len(resumed) == 1 and 40 < resumed[0] < 80  # all but the few pages that were evicted
