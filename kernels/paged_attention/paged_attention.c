@@ -97,18 +97,11 @@ INLINE void find_block(const Task *t, int64_t first, int64_t end, int64_t at[BLO
     for (; s < BLOCK; s++) at[s] = -1;
 }
 
-INLINE void prefetch_block(const Task *t, const int64_t at[BLOCK]) {
-    for (int64_t s = 0; s < BLOCK && at[s] >= 0; s++)
-        for (int64_t c = 0; c < t->dim; c += 32) {
-            _mm_prefetch((const char *)(t->k + at[s] + c), _MM_HINT_T0);
-            _mm_prefetch((const char *)(t->v + at[s] + c), _MM_HINT_T0);
-        }
-}
-
 /* keys: [dim/2 in whole 16][64] pairs along dim; values: [32][dim] pairs along keys. Past the end both
- * are `zeros`, for a slot nobody wrote may hold a NaN. */
-static void pack_block(const Task *t, const int64_t at[BLOCK], const bf16 *zeros, uint32_t *keys,
-                       uint32_t *values) {
+ * are `zeros`, for a slot nobody wrote may hold a NaN. Each load asks for its like in the block `ahead`:
+ * spread out like this the requests overlap with the work; in one burst they would only stall it. */
+static void pack_block(const Task *t, const int64_t at[BLOCK], const int64_t ahead[BLOCK], const bf16 *zeros,
+                       uint32_t *keys, uint32_t *values) {
     int64_t words = t->dim / 2;
     for (int64_t c = 0; c < words; c += 16) {
         __mmask16 lanes = (__mmask16)((1u << min64(16, words - c)) - 1);
@@ -118,6 +111,7 @@ static void pack_block(const Task *t, const int64_t at[BLOCK], const bf16 *zeros
             for (int i = 0; i < 16; i++) {
                 const bf16 *row = at[s + i] < 0 ? zeros : t->k + at[s + i];
                 r[i] = _mm512_maskz_loadu_epi32(lanes, row + 2 * c);
+                _mm_prefetch((const char *)(t->k + ahead[s + i] + 2 * c), _MM_HINT_T0);
             }
             transpose16(r);
 #pragma GCC unroll 16
@@ -132,6 +126,8 @@ static void pack_block(const Task *t, const int64_t at[BLOCK], const bf16 *zeros
         uint32_t *to = values + s / 2 * t->dim;
         for (int64_t c = 0; c < t->dim; c += 32) {
             __mmask32 lanes = c + 32 <= t->dim ? ~0u : 0xffff;
+            _mm_prefetch((const char *)(t->v + ahead[s] + c), _MM_HINT_T0);
+            _mm_prefetch((const char *)(t->v + ahead[s + 1] + c), _MM_HINT_T0);
             __m512i a = _mm512_maskz_loadu_epi16(lanes, even + c), b = _mm512_maskz_loadu_epi16(lanes, odd + c);
             _mm512_store_si512(to + c, _mm512_permutex2var_epi16(a, low, b));
             if (c + 32 <= t->dim) _mm512_store_si512(to + c + 16, _mm512_permutex2var_epi16(a, high, b));
@@ -205,8 +201,11 @@ INLINE float soften(float *scores, bf16 *weights, float scale, int64_t low, int6
     return keep;
 }
 
-/* Head sizes that are multiples of 16. */
-static void attend_blocked(const Task *t) {
+/* Where the first block lies that `t` reads. */
+INLINE int64_t first_block(const Task *t) { return first_visible(t, t->start) / BLOCK * BLOCK; }
+
+/* Head sizes that are multiples of 16. `next` is the task that this thread is likely to do next. */
+static void attend_blocked(const Task *t, const Task *next) {
     int64_t group = t->heads / t->kv_heads, rows = t->count * group, dim = t->dim, words = dim / 2;
     _Alignas(64) uint32_t keys[(words + 15) / 16 * 16 * BLOCK], values[BLOCK / 2 * dim], q[rows * words];
     _Alignas(64) float scores[rows * BLOCK], sums[rows * dim];
@@ -214,9 +213,8 @@ static void attend_blocked(const Task *t) {
     float peaks[rows], totals[rows], keeps[rows];
     bf16 zeros[dim];
     int64_t at[BLOCK], ahead[BLOCK], end = t->start + t->count;
-    int64_t first = first_visible(t, t->start) / BLOCK * BLOCK;
+    int64_t first = first_block(t);
     find_block(t, first, end, ahead);
-    prefetch_block(t, ahead);
     for (int64_t r = 0; r < rows; r++) {
         int64_t from = ((t->token + r / group) * t->heads + t->head * group + r % group) * dim;
         memcpy(q + r * words, t->q + from, dim * sizeof(bf16));
@@ -227,11 +225,11 @@ static void attend_blocked(const Task *t) {
     memset(zeros, 0, sizeof zeros);
     for (; first < end; first += BLOCK) {
         memcpy(at, ahead, sizeof at);
-        if (first + BLOCK < end) {
+        if (first + BLOCK < end)
             find_block(t, first + BLOCK, end, ahead);
-            prefetch_block(t, ahead);
-        }
-        pack_block(t, at, zeros, keys, values);
+        else
+            find_block(next, first_block(next), next->start + next->count, ahead);
+        pack_block(t, at, ahead, zeros, keys, values);
         for (int64_t r = 0; r < rows; r += MAX_TILE) {
             int count = (int)min64(MAX_TILE, rows - r);
             tiles_64(q + r * words, words, keys, BLOCK, words, scores + r * BLOCK, BLOCK, 0, count);
@@ -261,13 +259,14 @@ static void attend_blocked(const Task *t) {
 }
 #endif
 
-static void attend(const Task *t) {
+static void attend(const Task *t, const Task *next) {
 #if HAS_BF16_DOT
     if (t->dim % 16 == 0) {
-        attend_blocked(t);
+        attend_blocked(t, next);
         return;
     }
 #endif
+    (void)next;
     attend_plain(t);
 }
 
@@ -294,6 +293,6 @@ void paged_attention(const bf16 *q, const bf16 *k_plane, const bf16 *v_plane, co
     int64_t share = tasks / (8 * threads) / kv_heads * kv_heads;
     if (share == 0 && tasks >= 4 * threads * kv_heads) share = kv_heads;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, max64(1, share))
-    for (int64_t i = tasks - 1; i >= 0; i--) attend(list + i); /* long prefixes come last: start with them */
+    for (int64_t i = tasks - 1; i >= 0; i--) attend(list + i, list + max64(i - 1, 0)); /* long prefixes come last: start with them */
     free(list);
 }
