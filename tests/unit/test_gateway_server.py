@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,6 +12,7 @@ import pytest
 from gateway_engine import Item, ScriptedEngine, accepted, events, hello
 
 from srt.gateway import GatewaySettings, create_app, serve
+from srt.gateway.server import _listen
 from srt.wire.messages import Generate
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -130,3 +132,12 @@ async def test_a_port_that_is_taken_is_an_error() -> None:
         app = create_app(ScriptedEngine(lambda ask: [accepted(ask)]), GatewaySettings())
         with pytest.raises(OSError):
             await serve(app, "127.0.0.1", await server.port, asyncio.Event(), lambda port: None)
+
+
+def test_small_writes_leave_at_once() -> None:
+    """Whatever loop accepts: a second write must not wait for the receipt of the first."""
+    with _listen("127.0.0.1", 0) as listener, socket.socket() as caller:
+        caller.connect(listener.getsockname())
+        accepted_socket, _ = listener.accept()
+        with accepted_socket:
+            assert accepted_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
