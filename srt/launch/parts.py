@@ -48,6 +48,7 @@ class SchedulerPart:
         }
 
     def close(self) -> None:
+        self.scheduler.close()
         self.worker.close()
 
 
@@ -70,7 +71,15 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
         eviction_policy=memory.eviction_policy,
         step_log=get_observability().step_log,
     )
-    scheduler = build_scheduler(worker, settings, outbox, time.monotonic, get_context().describe)
+    journal = get_observability().journal
+    scheduler = build_scheduler(
+        worker,
+        settings,
+        outbox,
+        time.monotonic,
+        get_context().describe,
+        None if journal is None else Path(journal),
+    )
     return SchedulerPart(scheduler, worker)
 
 

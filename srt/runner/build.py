@@ -123,7 +123,8 @@ def _select_ops(context: RuntimeContext, folder: Path) -> tuple[RunnerSpec, kern
             "kernel build", {"native_kernels": False}, reason=built.reason
         )
     logger.warning("native kernels are off, torch computes instead: %s", built.reason)
-    return _without_native(context, spec), kernels.ops.select("torch")
+    context.restamp_runner("kernel build", _without_native(context, spec), reason=built.reason)
+    return context.target, kernels.ops.select("torch")
 
 
 def _without_native(context: RuntimeContext, spec: RunnerSpec) -> RunnerSpec:
