@@ -54,11 +54,13 @@ def render_table(rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(row.name for row in runner_rows))
     values = {(row.group, row.name): _show(row.value) for row in runner_rows}
     table = [[name, *(values.get((role, name), "-") for role in roles)] for name in names]
-    parts = [
-        _columns(["setting", "value", "source", "reason"], _lines(bag_rows)),
-        _columns(["runner", *roles], table),
-        _columns(["runner setting", "value", "source", "reason"], _lines(runner_rows)),
-    ]
+    why = ["value", "source", "reason"]
+    parts = []
+    if bag_rows:
+        parts.append(_columns(["setting", *why], _lines(bag_rows)))
+    if runner_rows:
+        parts.append(_columns(["runner", *roles], table))
+        parts.append(_columns(["runner setting", *why], _lines(runner_rows)))
     return "\n\n".join(parts) + "\n"
 
 
