@@ -7,7 +7,9 @@ import functools
 import logging
 
 from srt.wire.channels import ChannelClosed, Receiver, Sender
+from srt.wire.convert import to_failure
 from srt.wire.messages import StepMessage, TextItem, TextMessage, Texts, TokenItem, Tokens
+from srt.wire.params import Finish
 from tokenizer_proc.stop_strings import StopStrings
 from tokenizer_proc.text_stream import TextStream, TokenBytes
 
@@ -76,7 +78,7 @@ class DetokenizerService:
         stream = self._live.get(item.uid)
         if stream is None:
             return self._take_unknown(item)
-        made = stream.take(item)
+        made = self._advance(stream, item)
         if item.opened is not None:
             made = made or TextItem(uid=item.uid)
             made.opened = True
@@ -85,6 +87,14 @@ class DetokenizerService:
             if made.stopped:
                 self._remember(item.uid)
         return made
+
+    def _advance(self, stream: TextStream, item: TokenItem) -> TextItem | None:
+        try:
+            return stream.take(item)
+        except Exception as error:  # an error of ours ends this sample, never everybody's engine
+            logger.exception("uid %d: its text could not be made", item.uid)
+            finish = Finish(reason="error", failure=to_failure(error))
+            return TextItem(uid=item.uid, finish=finish, stopped=item.finish is None)
 
     def _open(self, item: TokenItem) -> None:
         options = item.opened

@@ -348,6 +348,22 @@ def test_unknown_uids(caplog: pytest.LogCaptureFixture) -> None:
     assert service.unknown_items == 2
 
 
+def test_an_error_of_ours_ends_one_sample_only(caplog: pytest.LogCaptureFixture) -> None:
+    service, (a,) = rig("a")
+    opened = [TokenItem(uid=uid, opened=TextOptions()) for uid in (1, 2)]
+    service.translate(Tokens(step=0, items=opened))
+    broken = TokenItem(uid=1, tokens=[a, a], logprobs=[logprob(a)])  # one is missing
+    made = service.translate(Tokens(step=1, items=[broken, TokenItem(uid=2, tokens=[a])]))
+    assert made is not None
+    first, second = made.items
+    assert first.finish is not None and first.finish.failure is not None and first.stopped
+    assert (first.finish.reason, first.finish.failure.code) == ("error", "internal")
+    assert second.text == "a" and service.num_live == 1
+    assert "uid 1" in caplog.text
+    assert service.translate(Tokens(step=2, items=[TokenItem(uid=1, tokens=[a])])) is None
+    assert service.unknown_items == 0
+
+
 async def test_over_channels_in_order_until_told_to_stop() -> None:
     step_out, step_in = memory_pipe(wire.step())
     text_out, text_in = memory_pipe(wire.text())
