@@ -153,21 +153,37 @@ DEFINE_ROWS(int8)
 
 typedef void (*Rows)(const Packed *, const Batch *, int64_t, int64_t, int);
 
-/* Threads take a few panels at a time from `next`: one that loses its core for a while keeps nobody
- * waiting for more than those. A panel meets one chunk of rows after the other, in tiles of equal size. */
-INLINE void multiply(const Packed *w, const Batch *b, int64_t tokens, int64_t *next, Rows rows) {
+/* Panels begin .. end - 1. A panel meets one chunk of rows after the other, in tiles of equal size. */
+INLINE void multiply_panels(const Packed *w, const Batch *b, int64_t tokens, int64_t begin, int64_t end,
+                            Rows rows) {
+    for (int64_t chunk = 0; chunk < tokens; chunk += ROW_CHUNK) {
+        int64_t count = min64(ROW_CHUNK, tokens - chunk), tiles = (count + MAX_TILE - 1) / MAX_TILE;
+        for (int64_t panel = begin; panel < end; panel++)
+            for (int64_t t = 0; t < tiles; t++) {
+                int64_t first = count * t / tiles, last = count * (t + 1) / tiles;
+                rows(w, b, chunk + first, panel, (int)(last - first));
+            }
+    }
+}
+
+/* How many of its panels a thread's range has given out; on a cache line of its own. */
+typedef struct {
+    _Alignas(64) int64_t taken;
+} Progress;
+
+/* Each thread works through a range of its own, which is one stream from memory, a share at a time; then
+ * it helps the others with what is left of theirs. One that loses its core holds up a share, no more. */
+INLINE void multiply(const Packed *w, const Batch *b, int64_t tokens, Progress *progress, Rows rows) {
     int64_t panels = (w->channels + PANEL - 1) / PANEL;
-    int64_t share = max64(1, panels / (SHARES * omp_get_num_threads()));
-    for (;;) {
-        int64_t begin = __atomic_fetch_add(next, share, __ATOMIC_RELAXED), end = min64(begin + share, panels);
-        if (begin >= panels) return;
-        for (int64_t chunk = 0; chunk < tokens; chunk += ROW_CHUNK) {
-            int64_t count = min64(ROW_CHUNK, tokens - chunk), tiles = (count + MAX_TILE - 1) / MAX_TILE;
-            for (int64_t panel = begin; panel < end; panel++)
-                for (int64_t t = 0; t < tiles; t++) {
-                    int64_t first = count * t / tiles, last = count * (t + 1) / tiles;
-                    rows(w, b, chunk + first, panel, (int)(last - first));
-                }
+    int threads = omp_get_num_threads(), me = omp_get_thread_num();
+    int64_t share = max64(1, panels / (SHARES * threads));
+    for (int i = 0; i < threads; i++) {
+        int owner = (me + i) % threads;
+        int64_t begin = panels * owner / threads, end = panels * (owner + 1) / threads;
+        for (;;) {
+            int64_t at = begin + __atomic_fetch_add(&progress[owner].taken, share, __ATOMIC_RELAXED);
+            if (at >= end) break;
+            multiply_panels(w, b, tokens, at, min64(at + share, end), rows);
         }
     }
 }
@@ -176,9 +192,10 @@ void linear_bf16(const uint8_t *weight, const float *bias, int64_t channels, int
                  int64_t tokens, void *out, int64_t out_is_float, int64_t threads) {
     Packed w = {weight, bias, 0, 0, channels, steps};
     Batch b = {(const uint8_t *)x, steps * 4, 0, out, out_is_float};
-    int64_t next = 0;
+    Progress progress[threads];
+    memset(progress, 0, sizeof progress);
 #pragma omp parallel num_threads(threads)
-    multiply(&w, &b, tokens, &next, rows_bf16);
+    multiply(&w, &b, tokens, progress, rows_bf16);
 }
 
 /* One row to int8, shifted by 128 so that the dot instruction may take it as unsigned. Returns the scale. */
@@ -216,12 +233,13 @@ void linear_int8(const uint8_t *weight, const float *bias, const float *scales, 
     float *row_scales = (float *)(scratch + tokens * steps * 4);
     Packed w = {weight, bias, scales, shift, channels, steps};
     Batch b = {scratch, steps * 4, row_scales, out, out_is_float};
-    int64_t next = 0;
+    Progress progress[threads];
+    memset(progress, 0, sizeof progress);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < tokens; t++)
             row_scales[t] = quantize_row(x + t * size, size, steps * 4, scratch + t * steps * 4);
-        multiply(&w, &b, tokens, &next, rows_int8);
+        multiply(&w, &b, tokens, progress, rows_int8);
     }
 }
