@@ -298,6 +298,7 @@ async def test_usage_is_the_same_streamed_and_whole(running: Running) -> None:
                 answer = (await http.post("/generate", json=native)).json()
                 assert answer["usage"]["completion_tokens"] == completion
         chat = {"messages": [{"role": "user", "content": "x"}], "temperature": 0, "max_tokens": 2}
+        await http.post("/v1/chat/completions", json=chat)  # from here on its prefix is cached
         whole = (await http.post("/v1/chat/completions", json=chat)).json()["usage"]
         with_usage = {**chat, "stream_options": {"include_usage": True}}
         streamed = await stream(http, "/v1/chat/completions", with_usage)
