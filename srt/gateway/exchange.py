@@ -121,6 +121,7 @@ class Exchange:
         except Exception:
             logger.exception("request %s failed while streaming", self._call.request_id)
             yield event(error_body(InternalError("the gateway met an error of its own")))
+        await self.close()  # first: whoever has read the end may use the name again
         yield DONE
 
     async def _end_stream(self, how: str) -> None:
