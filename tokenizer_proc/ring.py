@@ -28,7 +28,8 @@ class Ring:
 
     @property
     def is_stalled(self) -> bool:
-        return self._is_broken or self.age > self._stall_seconds
+        """Loading weights may take its time: before the first turn only a death counts."""
+        return self._is_broken or (self.has_turned and self.age > self._stall_seconds)
 
     def cut(self) -> None:
         """One of the processes died: it will never turn again."""

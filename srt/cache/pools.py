@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
+
+from kernels.arena import map_chunk
 
 
 class PagedKVPool:
     """One K and one V plane per layer, each [num_pages * page_size, kv_heads, head_dim].
 
-    Everything lies in one zeroed allocation, so memory that was never written costs nothing on a CPU.
+    Everything lies in one zeroed allocation, on a CPU one in huge pages: a decode step reads a little
+    of everything, and pays for every address translation.
     Page 0 stays zero as long as nobody writes to it; gathers use it as padding.
     """
 
@@ -28,7 +33,11 @@ class PagedKVPool:
         self.num_layers = num_layers
         self.dtype = dtype
         shape = (2 * num_layers, num_pages * page_size, num_kv_heads, head_dim)
-        planes = torch.zeros(shape, dtype=dtype, device=device)
+        if device.type == "cpu":
+            memory = map_chunk(math.prod(shape) * dtype.itemsize)
+            planes = memory.view(dtype).view(shape)
+        else:
+            planes = torch.zeros(shape, dtype=dtype, device=device)
         self._planes = list(planes.unbind(0))
         self.bytes_per_token = 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
 
