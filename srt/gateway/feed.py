@@ -74,6 +74,8 @@ class Feed:
             place, output = await self._next()
             if output.accepted:
                 self.accepted[place] = output
+            elif place not in self.accepted:  # aborted before that: raises so
+                self._counted((place, output))
             self._waiting.append((place, output))
 
     def __aiter__(self) -> Feed:

@@ -124,6 +124,20 @@ async def test_streams_at_once_do_not_mix() -> None:
         assert caller.text.count(f"p{i} ") == 20 and caller.text.count('"text":"p') == 20
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("more", [{}, {"n": 2}, {"prompt": ["x", "y"]}])
+async def test_an_abort_before_acceptance_is_told_as_one(
+    more: dict[str, Any], stream: bool
+) -> None:
+    def script(ask: Generate) -> list[Item]:
+        return [Output(rid=ask.rid, index=index, finish=finish("abort")) for index in range(ask.n)]
+
+    api = Api(ScriptedEngine(script))
+    answer = await api.post("/v1/completions", {"prompt": "x", "stream": stream, **more})
+    assert answer.status_code == 499 and answer.json()["error"]["code"] == "aborted"
+    assert len(api.gateway.live) == 0
+
+
 async def test_drain_refuses_new_and_ends_old() -> None:
     api = Api(stuck("a"), drain_seconds=0.01)
     caller = Caller(api.app, "/v1/chat/completions", {**CHAT, "stream": True})
