@@ -64,7 +64,8 @@ class Core:
         self.send(request)
         if not self._boxes:
             self._silence.heard()
-        box = self._boxes[rid] = Mailbox(rid, request.n, self._buffer)
+        # n below 1 will be refused: even that is an answer to wait for.
+        box = self._boxes[rid] = Mailbox(rid, max(request.n, 1), self._buffer)
         return box
 
     def leave(self, box: Mailbox) -> None:

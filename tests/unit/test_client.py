@@ -40,6 +40,16 @@ async def test_samples_are_told_apart() -> None:
         assert sorted(seen) == [0, 1]
 
 
+@pytest.mark.parametrize("n", [0, -1, 10_000])
+async def test_an_odd_number_of_samples_is_refused_aloud(n: int) -> None:
+    async with make_rig() as rig, await rig.client() as client:
+        for _ in range(2):
+            with pytest.raises(errors.InvalidRequest, match="^n is"):
+                await client.generate("hi", n=n, rid="same")
+        with pytest.raises(errors.InvalidRequest, match="^n is"):
+            await anext(client.stream("hi", n=n, rid="same"))
+
+
 async def test_leaving_a_stream_aborts_and_keeps_the_name_until_it_is_over() -> None:
     async with make_rig() as rig, await rig.client() as client:
         rig.engine.auto = None
