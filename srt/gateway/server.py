@@ -36,6 +36,7 @@ async def serve(
         ws="none",
         lifespan="on",
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=2,

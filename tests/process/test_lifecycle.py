@@ -253,3 +253,61 @@ async def test_a_port_that_is_taken_is_refused(
         with pytest.raises((ValueError, TandemError), match=str(port)):
             async with processes(model=model, port=port):
                 pass
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny sound Hugging Face folder, tokenizer included."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.tiny_models import TINY
+
+    folder = tmp_path_factory.mktemp("checkpoint")
+    LlamaForCausalLM(LlamaConfig(**TINY)).save_pretrained(folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: TINY["vocab_size"]]
+    tokenizer = Tokenizer(models.BPE({text: number for number, text in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+async def test_a_checkpoint_is_served(processes: RunEngine, checkpoint: Path) -> None:
+    async with processes(model=str(checkpoint), dtype="float32") as running:
+        assert running.client.welcome.model == checkpoint.name
+        params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+        answer = await running.client.generate([5, 6, 7], params)
+        assert len(answer.samples[0].token_ids) == 5
+        await running.settle()
+
+
+@pytest.mark.parametrize("fault", ["missing", "unknown", "misshapen"])
+def test_a_broken_checkpoint_is_refused_by_tensor(
+    checkpoint: Path, tmp_path: Path, fault: str
+) -> None:
+    import shutil
+
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "broken"
+    shutil.copytree(checkpoint, folder)
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    if fault == "missing":
+        del weights[name]
+    elif fault == "unknown":
+        name = "model.layers.1.mlp.sideways_proj.weight"
+        weights[name] = torch.zeros(3)
+    else:
+        weights[name] = torch.zeros(3, 4)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    run = subprocess.run(
+        [sys.executable, "-m", "srt.cli.main", "serve", "--port", "0", "--model", str(folder)],
+        capture_output=True, text=True, cwd=ROOT, timeout=60,
+    )  # fmt: skip
+    assert run.returncode == 2, run.stderr
+    assert name in run.stderr and "Traceback" not in run.stderr, run.stderr
+    if fault == "misshapen":
+        assert "[3, 4]" in run.stderr
