@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", type=Path, help="one prompt per line; answers as JSON lines")
     add_connect(parser)
     add_sampling(parser)
-    add_server_flags(parser)
+    add_server_flags(parser, "[PROMPT]")
 
 
 def run(options: argparse.Namespace) -> int:
