@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from request_set import END, VOCAB, all_requests
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -25,8 +27,6 @@ def reference_model(tmp_path_factory: pytest.TempPathFactory) -> LlamaForCausalL
 
 @pytest.fixture(scope="session")
 def facts(reference_model: LlamaForCausalLM) -> ModelFacts:
-    from pathlib import Path
-
     return read_facts(Path(reference_model.name_or_path))
 
 

@@ -89,7 +89,7 @@ def all_requests() -> list[Work]:
         ),
         ask(22, words(22, 6), logit_bias={5: 3.0, 9: -100.0, 60: -5.0}, priority=2),
         ask(
-            23, words(23, 8), 30, temperature=1.0, ignore_eos=False, min_tokens=7,
+            23, words(23, 8), 30, temperature=1.0, ignore_eos=False, min_tokens=9,
             stop_token_ids=list(range(30, 60)),
         ),
         ask(24, words(24, 18), 40, temperature=1.0, stop_token_ids=list(range(90, 97))),

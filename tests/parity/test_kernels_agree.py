@@ -1,8 +1,8 @@
 """Compiled kernels and attention backends behind the whole engine, in bfloat16.
 
-Their roundings differ, so their own choices may part; here every engine is dictated the same tokens and
-the logits of every position are compared with those of float32. A wrong page, position or mask changes
-logits by as much as they are large; bfloat16's rounding by a few hundredths of that.
+Their roundings differ, so their own choices may part; in the first test every engine is dictated the
+same tokens and the logits of every position are compared with those of float32. A wrong page, position
+or mask changes logits by as much as they are large; bfloat16's rounding by a few hundredths of that.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 from request_set import VOCAB, again, all_requests
-from whole_engine import MAX_ROWS, Dictated, Outcome, Setting, engine
+from whole_engine import MAX_ROWS, Dictated, Outcome, Setting, engine, expect_equal
 
 from kernels.native_build import Library, build
 from srt.config.facts import ModelFacts
-from srt.wire.messages import Work
 
 Logits = dict[tuple[int, int], torch.Tensor]
 
@@ -37,18 +36,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return built
 
 
-def plain(requests: list[Work]) -> list[Work]:
-    """The same prompts and lengths; with dictated tokens, what else they ask for means nothing."""
-    return [work for work in requests if work.params.max_tokens]
-
-
 def dictate(
     facts: ModelFacts, alone: dict[int, Outcome], setting: Setting, library: Library | None
 ) -> tuple[Logits, Logits]:
     """The logits before every token of every answer; cold, and again with a warm cache."""
     script = {1000 + uid: outcome.tokens for uid, outcome in alone.items()}
     sampler = Dictated(MAX_ROWS, VOCAB, script)
-    requests = plain(all_requests())
+    requests = [work for work in all_requests() if work.params.max_tokens]
     with engine(facts, setting, library, sampler) as made:
         found = made.run(requests[:4], requests[4:])
         cold = dict(sampler.seen)
@@ -104,3 +98,21 @@ def test_bfloat16_engines_stay_near_float32(
         mean, worst = errors(found, exact)
         assert mean < 0.022
         assert worst < 0.06
+
+
+@pytest.mark.parametrize("page_size", (1, 16))
+def test_native_answers_do_not_depend_on_company(
+    page_size: int, facts: ModelFacts, library: Library
+) -> None:
+    """What the compiled kernels compute for a token depends on its own row alone, bit for bit, so these
+    engines need no tolerance: batch, chunks, cache and overlap change nothing even in bfloat16."""
+    native = Setting(implementation="native", prefill="native", decode="native", dtype="bfloat16")
+    expected: dict[int, Outcome] = {}
+    with engine(facts, replace(native, max_running=1, max_step_tokens=512), library) as lone:
+        for work in all_requests():
+            expected.update(lone.run([work]))
+    setting = replace(native, page_size=page_size, radix=True, depth=1, chunk=3)
+    with engine(facts, setting, library) as made:
+        for shift in (0, 100):
+            found = made.run(again(all_requests(), shift))
+            expect_equal(found, expected, shift, tolerance=0.0)
