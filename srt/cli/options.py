@@ -30,8 +30,8 @@ def cache_folder() -> str:
 
 
 def add_server_flags(parser: argparse.ArgumentParser, words: str = "") -> None:
-    """Every flag of ServerArgs. There are many, so the usage line only says so; `words` are what else the
-    command takes."""
+    """Every flag of ServerArgs. There are many, so the usage line only says so; `words` are what else
+    the command takes."""
     parser.usage = f"{parser.prog} [flags] {words}".rstrip()
     add_flags(parser)
 
