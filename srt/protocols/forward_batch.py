@@ -29,6 +29,7 @@ class RowSetup:
     tokens: list[int]
     prompt_len: int
     stop_ids: list[int]  # ids that cannot come before `min_tokens`: stop ids and end tokens
+    salt: str = ""  # what this request may share is shared with those of the same salt only
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +49,9 @@ class Slice:
     scheduler yet. `sample` draws a token from the last position; it becomes the row's last token.
     `prompt_logprobs` k: also return, for each of these tokens, the logprob of the *next* prompt token,
     given in `targets` (length `length`, or one less on the slice that ends the prompt).
+    `draft`: with `tokens` None, up to that many guessed tokens may be computed and verified along with
+    this one; pages for them are there, and the result has 1 to 1 + draft tokens. With `tokens` given,
+    the last `draft` of these are guesses: each is kept only if it is what the token before it draws.
     """
 
     row: int
@@ -57,6 +61,7 @@ class Slice:
     sample: bool
     prompt_logprobs: int | None = None
     targets: list[int] = field(default_factory=list)
+    draft: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +86,7 @@ class SliceResult:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None  # this request failed (for example NaN logits); the others did not
+    num_drafted: int = 0  # guessed tokens that were verified; len(tokens) - 1 of them were right
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +94,7 @@ class StepResult:
     """Results in the order of the batch's slices. Times are seconds, for the step's profile."""
 
     slices: list[SliceResult]
+    draft_seconds: float = 0.0
     prepare_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0

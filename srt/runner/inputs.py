@@ -15,8 +15,8 @@ from srt.runner.page_table import PageTable
 
 @dataclass(slots=True, kw_only=True)
 class StepInputs:
-    """`keep` names the tokens whose hidden states are wanted: first the last token of each sampling
-    slice, then the tokens whose successors' logprobs are asked for. None: every token, in order."""
+    """`keep` names the tokens whose hidden states are wanted: first the last 1 + draft tokens of each
+    sampling slice, then those whose successors' logprobs are asked for. None: every token, in order."""
 
     token_ids: torch.Tensor  # [T] int64
     attention: AttentionBatch
@@ -60,7 +60,7 @@ def build_inputs(
     return StepInputs(
         token_ids=_token_ids(slices, attention, last_tokens, num_tokens),
         attention=attention,
-        keep=_keep(slices, lengths, num_tokens, device),
+        keep=_keep(slices, lengths, device),
         sampling=sampling,
         scoring=scoring,
     )
@@ -104,13 +104,15 @@ def _token_ids(
 def _keep(
     slices: list[Slice],
     lengths: np.ndarray[tuple[int], np.dtype[np.int32]],
-    num_tokens: int,
     device: torch.device,
 ) -> torch.Tensor | None:
-    if num_tokens == len(slices) and all(piece.sample and not piece.targets for piece in slices):
+    if all(piece.sample and piece.length == 1 + piece.draft and not piece.targets for piece in slices):
         return None
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
-    chosen = [end - 1 for end, piece in zip(ends, slices, strict=True) if piece.sample]
+    chosen: list[int] = []
+    for end, piece in zip(ends, slices, strict=True):
+        if piece.sample:
+            chosen.extend(range(end - 1 - piece.draft, end))
     for end, piece in zip(ends, slices, strict=True):
         if piece.prompt_logprobs is not None:
             first = end - piece.length

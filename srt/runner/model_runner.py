@@ -25,7 +25,7 @@ from srt.models.arch import read_arch
 from srt.models.blocks import CausalModel
 from srt.models.registry import model_class
 from srt.protocols.attention import AttentionBackend
-from srt.protocols.forward_batch import ForwardBatch
+from srt.protocols.forward_batch import ForwardBatch, TableWrite
 from srt.quant.methods import quantization_of
 from srt.runner.dtypes import torch_dtype
 from srt.runner.inputs import StepInputs, build_inputs
@@ -118,10 +118,14 @@ class ModelRunner:
         """Builds the stamped pair; nothing configured may change afterwards."""
         self._backend = build_backend(self.attention_pair, self.ops.paged_attention)
 
+    def write_table(self, writes: list[TableWrite]) -> None:
+        assert self._table is not None, "allocate comes first"
+        self._table.write(writes)
+
     def prepare(self, batch: ForwardBatch) -> StepInputs:
         """Applies the step's table writes and builds its tensors."""
+        self.write_table(batch.table_writes)
         assert self._table is not None and self._backend is not None
-        self._table.write(batch.table_writes)
         inputs = build_inputs(batch, self._table, self._last_tokens, self.pool.page_size)
         self._backend.plan(inputs.attention)
         return inputs

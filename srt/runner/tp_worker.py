@@ -7,6 +7,7 @@ last tokens, sampler, KV) is touched by this thread only.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 
@@ -16,7 +17,8 @@ from srt.protocols.forward_batch import ForwardBatch, Slice, SliceResult, StepRe
 from srt.protocols.worker import WorkerFacts
 from srt.runner.inputs import StepInputs
 from srt.runner.model_runner import ModelRunner
-from srt.sampling.sampler import Sampled, Sampler
+from srt.sampling.accept import Run, accept_chains
+from srt.sampling.sampler import Sampler
 from srt.wire.params import TokenLogprobs
 
 logger = logging.getLogger(__name__)
@@ -56,34 +58,54 @@ class TpModelWorker:
         return self._facts
 
     def launch(self, batch: ForwardBatch) -> StepTicket:
-        return StepTicket(self._thread.submit(self._step, batch))
+        return self.submit(self.step, batch)
+
+    def submit(
+        self, work: Callable[[ForwardBatch], StepResult], batch: ForwardBatch
+    ) -> StepTicket:
+        """Does `work` behind all earlier steps, on the worker's thread."""
+        return StepTicket(self._thread.submit(work, batch))
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
 
     @torch.inference_mode()
-    def _step(self, batch: ForwardBatch) -> StepResult:
+    def step(self, batch: ForwardBatch) -> StepResult:
+        """One step, now; on the worker's thread. Slices with guesses verify them."""
         began = perf_counter()
         self.sampler.open(batch.setups)
         inputs = self.runner.prepare(batch)
         prepared = perf_counter()
         hidden = self.runner.forward(inputs)
-        num_sampling = len(inputs.sampling)
+        num_sampling = sum(1 + piece.draft for piece in inputs.sampling)
         logits = self.runner.logits(hidden[:num_sampling]) if num_sampling else None
         forwarded = perf_counter()
-        sampled = None
-        if logits is not None:
-            rows = [piece.row for piece in inputs.sampling]
-            sampled = self.sampler.sample(logits, rows)
-            self.runner.remember(rows, sampled.tokens)
+        runs = [] if logits is None else self._sample(inputs.sampling, logits)
         scores = self._score(inputs, hidden[num_sampling:])
-        results = _collect(batch.slices, sampled, scores)
+        results = _collect(batch.slices, runs, scores)
         return StepResult(
             slices=results,
             prepare_seconds=prepared - began,
             forward_seconds=forwarded - prepared,
             sample_seconds=perf_counter() - forwarded,
         )
+
+    def _sample(self, slices: list[Slice], logits: torch.Tensor) -> list[Run]:
+        rows = [piece.row for piece in slices]
+        if any(piece.draft for piece in slices):
+            guesses = [(piece.tokens or [])[piece.length - piece.draft :] for piece in slices]
+            runs = accept_chains(self.sampler, logits, rows, guesses)
+            last = torch.tensor([run.last for run in runs], dtype=torch.int64, device=logits.device)
+            self.runner.remember(rows, last)
+            return runs
+        sampled = self.sampler.sample(logits, rows)
+        self.runner.remember(rows, sampled.tokens)
+        return [
+            Run(tokens=[token], logprobs=[logprobs], error=error)
+            for token, logprobs, error in zip(
+                sampled.tokens.tolist(), sampled.logprobs, sampled.errors, strict=True
+            )
+        ]
 
     def _score(self, inputs: StepInputs, hidden: torch.Tensor) -> list[list[TokenLogprobs] | str]:
         """Per scoring slice the logprobs of its targets, or why there are none."""
@@ -113,22 +135,21 @@ class TpModelWorker:
 
 
 def _collect(
-    slices: list[Slice], sampled: Sampled | None, scores: list[list[TokenLogprobs] | str]
+    slices: list[Slice], runs: list[Run], scores: list[list[TokenLogprobs] | str]
 ) -> list[SliceResult]:
-    tokens = sampled.tokens.tolist() if sampled is not None else []
-    place, scored = 0, iter(scores)
+    sampled, scored = iter(runs), iter(scores)
     results = []
     for piece in slices:
         result = SliceResult(tokens=[])
         if piece.sample:
-            assert sampled is not None
-            error, logprobs = sampled.errors[place], sampled.logprobs[place]
-            if error is not None:
-                result.error = error
+            run = next(sampled)
+            result.num_drafted = piece.draft
+            if run.error is not None:
+                result.error = run.error
             else:
-                result.tokens = [tokens[place]]
-                result.logprobs = None if logprobs is None else [logprobs]
-            place += 1
+                result.tokens = run.tokens
+                known = [each for each in run.logprobs if each is not None]
+                result.logprobs = known or None
         if piece.prompt_logprobs is not None:
             found = next(scored) if piece.targets else []
             if isinstance(found, str):

@@ -25,6 +25,7 @@ class Settings:
     radix_cache: bool = True
     eviction_policy: str = "lru"  # or lfu
     step_log: int = 4096  # steps remembered for the profile
+    draft_tokens: int = 0  # guessed tokens that a decode may verify; 0: no speculation
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:

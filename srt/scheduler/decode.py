@@ -8,6 +8,7 @@ from srt.cache.store import KVStore
 from srt.metrics.registry import Registry
 from srt.protocols.forward_batch import Slice
 from srt.scheduler.budget import Growth
+from srt.scheduler.pace import Pace
 from srt.scheduler.queue import Queue
 from srt.scheduler.request import Request, Roster, State
 from srt.scheduler.step import Piece
@@ -18,7 +19,7 @@ COOL_DOWN_STEPS = 8  # a retracted request stays out that long, unless nothing e
 
 
 class Decode:
-    """One token for every running request that may still generate one."""
+    """A slice for every running request that may still generate a token, with room for guesses."""
 
     def __init__(
         self,
@@ -28,12 +29,14 @@ class Decode:
         store: KVStore,
         growth: Growth,
         metrics: Registry,
+        pace: Pace,
     ) -> None:
         self._roster = roster
         self._queue = queue
         self._store = store
         self._growth = growth
         self._metrics = metrics
+        self._pace = pace
 
     def _due(self) -> list[Request]:
         """Those whose length alone ends them are not run again, whatever is still in flight."""
@@ -87,13 +90,18 @@ class Decode:
         self._growth.after_retraction()
 
     def plan(self) -> list[Piece]:
-        """A slice of one token for each; its value is on the worker, perhaps not here yet."""
-        pieces = []
-        for request in self._due():
+        """A slice of one token for each; its value is on the worker, perhaps not here yet. Everybody
+        has a page for it before anybody gets room for guesses."""
+        due, pieces = self._due(), []
+        for request in due:
+            assert request.lease is not None and request.lease.grow(request.length)
+        for request, most in zip(due, self._pace.allot(due), strict=True):
             lease, length = request.lease, request.length
-            assert lease is not None and lease.grow(length)
+            assert lease is not None
             request.computed = length
             request.in_flight += 1
             piece = Slice(row=lease.row, start=length - 1, length=1, tokens=None, sample=True)
+            if most and lease.grow(length + most):
+                piece.draft = most
             pieces.append(Piece(request=request, slice=piece, ends_prefill=False))
         return pieces

@@ -29,6 +29,7 @@ from srt.scheduler.finish import Finisher
 from srt.scheduler.inbox import Inbox
 from srt.scheduler.journal import Recorder
 from srt.scheduler.outbox import Outbox
+from srt.scheduler.pace import Pace
 from srt.scheduler.policy import Shares
 from srt.scheduler.prefill import Prefill
 from srt.scheduler.profile import STAGES, StepLog, StepRecord
@@ -76,8 +77,9 @@ class Scheduler:
             facts=facts, roster=roster, queue=queue, store=store, shares=shares,
             outbox=self._outbox, finisher=finisher,
         )  # fmt: skip
+        pace = Pace(most=settings.draft_tokens, max_step_tokens=settings.max_step_tokens)
         self._decode = Decode(
-            roster=roster, queue=queue, store=store, growth=growth, metrics=metrics
+            roster=roster, queue=queue, store=store, growth=growth, metrics=metrics, pace=pace
         )
         admission = Admission(
             roster=roster, queue=queue, store=store, shares=shares, growth=growth,
@@ -85,7 +87,7 @@ class Scheduler:
         )  # fmt: skip
         self._prefill = Prefill(roster=roster, queue=queue, admission=admission, settings=settings)
         self._receiving = Receiving(
-            finisher=finisher, outbox=self._outbox, shares=shares, metrics=metrics
+            finisher=finisher, outbox=self._outbox, shares=shares, metrics=metrics, pace=pace
         )
         self._steps = StepLog(settings.step_log)
         self._commands = Commands(
@@ -160,16 +162,23 @@ class Scheduler:
 
     def _plan(self, now: float) -> tuple[list[Piece], int]:
         """The pieces of the next step: decodes first, then prompts. If pages are short, what is in
-        flight comes home first: it may free some, and only then is it known what to retract."""
+        flight comes home first: it may free some, and only then is it known what to retract. So does
+        a step with guesses: before, nobody knows at which positions its rows go on."""
+        if any(flight.has_guesses for flight in self._flights):
+            self._land()
         if self._decode.shortage() > 0:
-            while self._flights:
-                home = StepRecord()
-                self._collect(home)
-                self._note(home)
+            self._land()
             self._decode.make_room(now, self._step)
         decodes = self._decode.plan()
-        left = self._settings.max_step_tokens - len(decodes)
+        left = self._settings.max_step_tokens - sum(1 + piece.slice.draft for piece in decodes)
         return decodes + self._prefill.plan(now, self._step, left), len(decodes)
+
+    def _land(self) -> None:
+        """Brings home all that is in flight."""
+        while self._flights:
+            home = StepRecord()
+            self._collect(home)
+            self._note(home)
 
     def _launch(self, pieces: list[Piece], num_decodes: int) -> None:
         flight_step = self._step
@@ -193,6 +202,7 @@ class Scheduler:
         record.num_decodes = flight.num_decodes
         record.num_prefill_tokens = sum(p.slice.length for p in flight.pieces[flight.num_decodes :])
         record.phases = {
+            "draft": result.draft_seconds,
             "prepare": result.prepare_seconds,
             "forward": result.forward_seconds,
             "sample": result.sample_seconds,

@@ -84,6 +84,12 @@ class Request:
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # collected, not yet sent
     first_token: float | None = None
     last_token: float | None = None
+    # [speculation]
+    draft_length: int | None = None  # guesses it gets next time; None: it had none yet
+    draft_misses: int = 0  # verifications in a row in which no guess was right
+    draft_wait: int = 0  # decode steps without guesses still to come
+    num_drafted: int = 0
+    num_accepted: int = 0
 
     @property
     def uid(self) -> int:
@@ -116,6 +122,8 @@ class Request:
             prompt_tokens=self.prompt_len,
             completion_tokens=self.output_len,
             cached_tokens=self.cached_tokens,
+            drafted_tokens=self.num_drafted,
+            accepted_tokens=self.num_accepted,
         )
 
     def timing(self, now: float) -> Timing:

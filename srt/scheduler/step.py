@@ -10,6 +10,7 @@ from srt.protocols.forward_batch import ForwardBatch, RowSetup, Slice, SliceResu
 from srt.protocols.worker import Ticket
 from srt.scheduler.finish import Finisher, ending
 from srt.scheduler.outbox import Outbox
+from srt.scheduler.pace import Pace
 from srt.scheduler.policy import Shares
 from srt.scheduler.request import Request, State
 
@@ -32,6 +33,10 @@ class Flight:
     num_decodes: int
     ticket: Ticket
 
+    @property
+    def has_guesses(self) -> bool:
+        return any(piece.slice.draft for piece in self.pieces[: self.num_decodes])
+
 
 def build_batch(step: int, pieces: list[Piece]) -> ForwardBatch:
     """The batch for these pieces, with the row setups and page table writes they depend on."""
@@ -48,6 +53,7 @@ def build_batch(step: int, pieces: list[Piece]) -> ForwardBatch:
                 tokens=list(request.tokens),
                 prompt_len=request.prompt_len,
                 stop_ids=sorted(request.stop_ids),
+                salt=request.work.cache_salt,
             )
             batch.setups.append(setup)
         write = lease.table_write()
@@ -60,12 +66,19 @@ class Receiving:
     """Brings a step's results home: commits KV, shares prompts, hands tokens out, ends requests."""
 
     def __init__(
-        self, *, finisher: Finisher, outbox: Outbox, shares: Shares, metrics: Registry
+        self,
+        *,
+        finisher: Finisher,
+        outbox: Outbox,
+        shares: Shares,
+        metrics: Registry,
+        pace: Pace,
     ) -> None:
         self._finisher = finisher
         self._outbox = outbox
         self._shares = shares
         self._metrics = metrics
+        self._pace = pace
 
     def receive(self, flight: Flight, result: StepResult, now: float) -> None:
         """Requests that ended while the step was on its way are passed over: their rows and pages may
@@ -86,6 +99,8 @@ class Receiving:
                 request.prompt_logprobs.extend(got.prompt_logprobs)
             if piece.ends_prefill:
                 self._end_prefill(request, now)
+            if got.num_drafted:
+                self._count_guesses(request, got)
             if piece.slice.sample:
                 self._take_tokens(request, got, now)
             elif piece.ends_prefill:  # max_tokens 0: the prompt was all
@@ -108,7 +123,8 @@ class Receiving:
             request.prompt_logprobs = None
 
     def _take_tokens(self, request: Request, got: SliceResult, now: float) -> None:
-        """Appends the new tokens up to the one that ends the request."""
+        """Appends the new tokens up to the one that ends the request. Each but the first stands behind
+        a right guess, whose KV is in its place."""
         item = self._outbox.item(request.uid)
         wants_logprobs = request.params.logprobs is not None and got.logprobs is not None
         end = None
@@ -119,12 +135,26 @@ class Receiving:
             end = ending(request, token)
             if end is not None:
                 break
+        if num_taken > 1:
+            assert request.lease is not None
+            request.lease.commit(request.lease.committed + num_taken - 1)
+            request.computed += num_taken - 1
         item.tokens = item.tokens + got.tokens[:num_taken]
         if wants_logprobs and got.logprobs is not None:
             item.logprobs = (item.logprobs or []) + got.logprobs[:num_taken]
         self._count_tokens(request, num_taken, now)
         if end is not None:
             self._finisher.finish(request, end[0], now, matched=end[1])
+
+    def _count_guesses(self, request: Request, got: SliceResult) -> None:
+        accepted = len(got.tokens) - 1
+        self._pace.learn(request, got.num_drafted, accepted)
+        request.num_drafted += got.num_drafted
+        request.num_accepted += accepted
+        self._metrics.add("draft_verifications_total")
+        self._metrics.add("draft_tokens_total", got.num_drafted)
+        for position in range(1, accepted + 1):
+            self._metrics.add("draft_accepted_total", 1, str(position))
 
     def _count_tokens(self, request: Request, num: int, now: float) -> None:
         self._metrics.add("generation_tokens_total", num)

@@ -100,11 +100,14 @@ class Failure(Record, frozen=True):
 
 
 class Usage(Record, frozen=True):
-    """Tokens, counted by the engine. 0 <= cached_tokens <= prompt_tokens."""
+    """Tokens, counted by the engine. 0 <= cached_tokens <= prompt_tokens. `drafted_tokens` were guessed
+    by speculation and verified; the `accepted_tokens` of these were right."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Timing(Record, frozen=True):

@@ -1,0 +1,59 @@
+"""How many guessed tokens each decode may verify. Speculation that does not pay makes itself small.
+
+A verified guess costs one more token in the step's forward. That is nearly free while the forward waits
+for weights to come from memory, and costs what any token costs once it is bound by arithmetic. So a
+step has a budget of decode tokens, guesses included, up to which guesses are worth their price; among
+many running requests nothing of it is left for guesses.
+
+Each request has a length of its own: doubled when all guesses were right, cut to one more than were
+right otherwise. Misses in a row make it pause for 1, 2, 4 .. 64 decodes, so a text that nobody can guess
+costs nearly nothing, and one that becomes predictable is found again.
+"""
+
+from __future__ import annotations
+
+from srt.scheduler.request import Request
+
+BUDGET = 16  # decode tokens in a step, guesses included
+LONGEST_WAIT = 64  # decode steps
+FREE_MISSES = 2  # in a row, before the first pause
+
+
+class Pace:
+    """`most` 0: nobody ever gets a guess."""
+
+    def __init__(self, *, most: int, max_step_tokens: int, budget: int = BUDGET) -> None:
+        self._most = most
+        self._budget = min(budget, max_step_tokens)
+
+    def allot(self, due: list[Request]) -> list[int]:
+        """For each of the requests that decode in the next step, how many guesses it may have. Never
+        more than it may still generate behind the token it is sure of."""
+        if not self._most or not due:
+            return [0] * len(due)
+        share = min(self._most, self._budget // len(due) - 1)
+        return [self._length(request, share) for request in due]
+
+    def _length(self, request: Request, share: int) -> int:
+        if share < 1 or request.remaining < 2:
+            return 0
+        if request.draft_wait:
+            request.draft_wait -= 1
+            return 0
+        wanted = share if request.draft_length is None else request.draft_length
+        return min(wanted, share, request.remaining - 1)
+
+    def learn(self, request: Request, drafted: int, accepted: int) -> None:
+        """`drafted` guesses were verified, the first `accepted` of them were right."""
+        if accepted:
+            request.draft_misses = 0
+        else:
+            request.draft_misses += 1
+            doubled = request.draft_misses - FREE_MISSES
+            if doubled > 0:
+                request.draft_wait = min(1 << (doubled - 1), LONGEST_WAIT)
+        if accepted == drafted:
+            known = self._most if request.draft_length is None else request.draft_length
+            request.draft_length = min(self._most, 2 * max(known, drafted))
+        else:
+            request.draft_length = accepted + 1
