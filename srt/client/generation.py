@@ -47,6 +47,8 @@ class Generation:
             prompt_tokens=sum(usage.prompt_tokens for usage in usages),
             completion_tokens=sum(usage.completion_tokens for usage in usages),
             cached_tokens=sum(usage.cached_tokens for usage in usages),
+            drafted_tokens=sum(usage.drafted_tokens for usage in usages),
+            accepted_tokens=sum(usage.accepted_tokens for usage in usages),
         )
 
     def add(self, output: Output) -> None:

@@ -64,12 +64,20 @@ def count_usage(choices: list[Choice], n: int) -> dict[str, Any]:
     prompt_tokens = sum(choice.prompt.num_tokens for choice in heads)
     completion_tokens = sum(choice.usage.completion_tokens for choice in choices)
     cached = sum(min(head.usage.cached_tokens, head.prompt.num_tokens) for head in heads)
+    drafted = sum(choice.usage.drafted_tokens for choice in choices)
+    accepted = sum(choice.usage.accepted_tokens for choice in choices)
+    details = {"reasoning_tokens": 0}
+    if drafted:
+        details |= {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        }
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": details,
     }
 
 

@@ -106,7 +106,9 @@ def _keep(
     lengths: np.ndarray[tuple[int], np.dtype[np.int32]],
     device: torch.device,
 ) -> torch.Tensor | None:
-    if all(piece.sample and piece.length == 1 + piece.draft and not piece.targets for piece in slices):
+    if all(
+        piece.sample and piece.length == 1 + piece.draft and not piece.targets for piece in slices
+    ):
         return None
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
     chosen: list[int] = []

@@ -76,6 +76,11 @@ class ModelRunner:
         assert self._pool is not None, "allocate comes first"
         return self._pool
 
+    @property
+    def table(self) -> PageTable:
+        assert self._table is not None, "allocate comes first"
+        return self._table
+
     def load(self, progress: Progress = quiet) -> None:
         """Reads, converts and packs the weights. Raises ConfigError naming the tensor at fault."""
         path = Path(self.spec.model_path)
@@ -99,8 +104,11 @@ class ModelRunner:
         self.weight_bytes = sum(value.nbytes for value in weights.tensors.values())
         self.weight_bytes += sum(packed.bytes for packed in weights.linears.values())
 
-    def allocate(self, *, num_pages: int, page_size: int, max_rows: int) -> None:
-        """The KV pool and the per-row tables."""
+    def allocate(
+        self, *, num_pages: int, page_size: int, max_rows: int, table: PageTable | None = None
+    ) -> None:
+        """The KV pool and the per-row tables. A draft gets the target's `table`: it shares its rows and
+        slots, and fills planes of its own there."""
         self._pool = PagedKVPool(
             num_pages=num_pages,
             page_size=page_size,
@@ -111,7 +119,7 @@ class ModelRunner:
             device=self.device,
         )
         max_pages = -(-self.context_length // page_size)
-        self._table = PageTable(max_rows=max_rows, max_pages=max_pages, device=self.device)
+        self._table = table or PageTable(max_rows=max_rows, max_pages=max_pages, device=self.device)
         self._last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=self.device)
 
     def init_backends(self) -> None:
@@ -119,14 +127,13 @@ class ModelRunner:
         self._backend = build_backend(self.attention_pair, self.ops.paged_attention)
 
     def write_table(self, writes: list[TableWrite]) -> None:
-        assert self._table is not None, "allocate comes first"
-        self._table.write(writes)
+        self.table.write(writes)
 
     def prepare(self, batch: ForwardBatch) -> StepInputs:
         """Applies the step's table writes and builds its tensors."""
+        assert self._backend is not None
         self.write_table(batch.table_writes)
-        assert self._table is not None and self._backend is not None
-        inputs = build_inputs(batch, self._table, self._last_tokens, self.pool.page_size)
+        inputs = build_inputs(batch, self.table, self._last_tokens, self.pool.page_size)
         self._backend.plan(inputs.attention)
         return inputs
 

@@ -60,9 +60,7 @@ class TpModelWorker:
     def launch(self, batch: ForwardBatch) -> StepTicket:
         return self.submit(self.step, batch)
 
-    def submit(
-        self, work: Callable[[ForwardBatch], StepResult], batch: ForwardBatch
-    ) -> StepTicket:
+    def submit(self, work: Callable[[ForwardBatch], StepResult], batch: ForwardBatch) -> StepTicket:
         """Does `work` behind all earlier steps, on the worker's thread."""
         return StepTicket(self._thread.submit(work, batch))
 

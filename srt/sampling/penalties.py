@@ -83,6 +83,15 @@ class PenaltyTables:
         self._lengths[batch.slots] += 1
         self._counts[batch.slots, tokens] += 1
 
+    def extend(self, slot: int, tokens: list[int]) -> None:
+        """`tokens` were put out, one after the other."""
+        end = int(self._lengths[slot])
+        self._widen(end + len(tokens))
+        ids = torch.tensor(tokens, dtype=torch.int64, device=self._history.device)
+        self._history[slot, end : end + len(tokens)] = ids
+        self._lengths[slot] += len(tokens)
+        self._counts[slot].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+
     def rollback(self, slot: int, num: int) -> None:
         """Forgets the last `num` tokens of the output."""
         end = int(self._lengths[slot])

@@ -108,6 +108,16 @@ class Sampler:
         if state.penalty_slot is not None and num:
             self._tables.rollback(state.penalty_slot, num)
 
+    @torch.inference_mode()
+    def advance(self, row: int, tokens: list[int]) -> None:
+        """The row generated `tokens`, which somebody else chose."""
+        state = self._states[row]
+        assert state is not None, "a row was never opened"
+        self._generated[row] += len(tokens)
+        if state.penalty_slot is not None and tokens:
+            self._tables.extend(state.penalty_slot, tokens)
+            self._plan = None  # it knows how wide the histories were
+
     def _plan_of(self, rows: list[int]) -> Plan:
         if self._plan is None or self._plan.rows != rows:
             states = [self._states[row] for row in rows]

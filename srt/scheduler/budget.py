@@ -26,6 +26,7 @@ class Settings:
     eviction_policy: str = "lru"  # or lfu
     step_log: int = 4096  # steps remembered for the profile
     draft_tokens: int = 0  # guessed tokens that a decode may verify; 0: no speculation
+    draft_budget: int = 16  # decode tokens in a step, guesses included, up to which guesses may pay
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:

@@ -77,7 +77,10 @@ class Scheduler:
             facts=facts, roster=roster, queue=queue, store=store, shares=shares,
             outbox=self._outbox, finisher=finisher,
         )  # fmt: skip
-        pace = Pace(most=settings.draft_tokens, max_step_tokens=settings.max_step_tokens)
+        pace = Pace(
+            most=settings.draft_tokens,
+            budget=min(settings.draft_budget, settings.max_step_tokens),
+        )
         self._decode = Decode(
             roster=roster, queue=queue, store=store, growth=growth, metrics=metrics, pace=pace
         )

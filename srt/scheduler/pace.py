@@ -2,7 +2,7 @@
 
 A verified guess costs one more token in the step's forward. That is nearly free while the forward waits
 for weights to come from memory, and costs what any token costs once it is bound by arithmetic. So a
-step has a budget of decode tokens, guesses included, up to which guesses are worth their price; among
+step has a `budget` of decode tokens, guesses included, up to which guesses are worth their price; among
 many running requests nothing of it is left for guesses.
 
 Each request has a length of its own: doubled when all guesses were right, cut to one more than were
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from srt.scheduler.request import Request
 
-BUDGET = 16  # decode tokens in a step, guesses included
 LONGEST_WAIT = 64  # decode steps
 FREE_MISSES = 2  # in a row, before the first pause
 
@@ -22,9 +21,9 @@ FREE_MISSES = 2  # in a row, before the first pause
 class Pace:
     """`most` 0: nobody ever gets a guess."""
 
-    def __init__(self, *, most: int, max_step_tokens: int, budget: int = BUDGET) -> None:
+    def __init__(self, *, most: int, budget: int) -> None:
         self._most = most
-        self._budget = min(budget, max_step_tokens)
+        self._budget = budget
 
     def allot(self, due: list[Request]) -> list[int]:
         """For each of the requests that decode in the next step, how many guesses it may have. Never

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 STAGES = ("inbox", "schedule", "launch", "wait", "process", "send")
-PHASES = ("prepare", "forward", "sample")
+PHASES = ("draft", "prepare", "forward", "sample")
 
 
 @dataclass(slots=True, kw_only=True)

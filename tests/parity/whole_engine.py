@@ -21,6 +21,9 @@ from srt.sampling.sampler import Sampled, Sampler
 from srt.scheduler.budget import Settings
 from srt.scheduler.build import build_store
 from srt.scheduler.loop import Scheduler
+from srt.spec.ngram import NgramDrafter
+from srt.spec.standalone import StandaloneDrafter
+from srt.spec.worker import SpeculativeWorker
 from srt.wire.codec import encode, step
 from srt.wire.messages import Message, TokenItem, Tokens, Work
 from srt.wire.params import Finish, TokenLogprobs
@@ -48,6 +51,8 @@ class Setting:
     decode: str = "sdpa"
     dtype: str = "float32"
     num_threads: int = 1
+    drafter: str | None = None  # ngram, self: the target itself, random: another model
+    draft_tokens: int = 4
 
 
 @dataclass(slots=True)
@@ -128,6 +133,8 @@ class Engine:
             depth=1 if setting.depth else 0,
             radix_cache=setting.radix,
             eviction_policy=setting.eviction,
+            draft_tokens=setting.draft_tokens if setting.drafter else 0,
+            draft_budget=1000,
         )
         self.store = build_store(self.worker.facts, settings)
         evict = self.store.cache.evict
@@ -146,7 +153,9 @@ class Engine:
             clock=self._clock,
         )
 
-    def _build(self, facts: ModelFacts, setting: Setting, library: Library | None) -> TpModelWorker:
+    def _build(
+        self, facts: ModelFacts, setting: Setting, library: Library | None
+    ) -> TpModelWorker | SpeculativeWorker:
         runner = ModelRunner(
             make_spec(
                 facts,
@@ -177,7 +186,32 @@ class Engine:
             runner.pool.keys(layer)[setting.page_size :].fill_(50.0)
             runner.pool.values(layer)[setting.page_size :].fill_(50.0)
         runner.init_backends()
-        return TpModelWorker(runner, self._sampler, worker_facts, self._thread)
+        target = TpModelWorker(runner, self._sampler, worker_facts, self._thread)
+        if setting.drafter is None:
+            return target
+        if setting.drafter == "ngram":
+            return SpeculativeWorker(target, NgramDrafter())
+        return SpeculativeWorker(target, self._draft(runner, facts, setting))
+
+    def _draft(self, target: ModelRunner, facts: ModelFacts, setting: Setting) -> StandaloneDrafter:
+        """The target itself guesses all right; a model of other weights hardly ever."""
+        load_format = "dummy" if setting.drafter == "random" else facts.format
+        runner = ModelRunner(
+            make_spec(facts, role="draft", load_format=load_format),
+            facts,
+            ops=select("torch"),
+            device=torch.device("cpu"),
+            seed=5,
+        )
+        runner.load()
+        runner.allocate(
+            num_pages=target.pool.num_pages,
+            page_size=setting.page_size,
+            max_rows=MAX_ROWS,
+            table=target.table,
+        )
+        runner.init_backends()
+        return StandaloneDrafter(runner, Sampler(MAX_ROWS, facts.vocab_size))
 
     def _clock(self) -> float:
         self._now += 0.001
