@@ -24,7 +24,7 @@ def typed(
     """A dataclass field with its bag and its help.
 
     bag: the namespace of its leaf; "runner": it may differ between target and draft, so it becomes part
-    of the `RunnerSpec` and of no bag. choices: the words allowed. least: the smallest number allowed.
+    of the `RunnerSpec` and of no bag; "draft": the same, and only the draft's. choices: the words allowed. least: the smallest number allowed.
     at_load: the leaf may be changed by `declare_load_time_override`. secret: never shown.
     """
     metadata: dict[str, Any] = {"bag": bag, "help": help, "choices": choices}
@@ -39,7 +39,7 @@ class ServerArgs:
     served_model_name: str | None = typed(None, "model", "the name clients use")
     tokenizer: str | None = typed(None, "model", "where the tokenizer is, if not with the model")
     chat_template: str | None = typed(None, "model", "a Jinja file that replaces the model's own template")
-    load_format: str = typed("auto", "runner", "how the weights are stored", ("auto", "safetensors", "gguf", "dummy", "script"))
+    load_format: str = typed("auto", "model", "how the weights are stored", ("auto", "safetensors", "gguf", "dummy", "script"))
     dtype: str = typed("auto", "runner", "type of weights and activations", ("auto", "bfloat16", "float16", "float32"))
     quantization: str | None = typed(None, "runner", "quantize the linears while loading", ("none", "int8"))
     context_length: int | None = typed(None, "runner", "longest prompt and output together, in tokens", least=1)
@@ -57,7 +57,13 @@ class ServerArgs:
     disable_radix_cache: bool = typed(False, "memory", "share no prefixes")
     eviction_policy: str = typed("lru", "memory", "which cached page goes first", ("lru", "lfu"))
     kv_memory_gb: float | None = typed(None, "memory", "memory for the KV cache, GB", least=0)
-    speculative_algorithm: str | None = typed(None, "spec", "how to draft tokens", ("none",))
+    speculative_algorithm: str | None = typed(None, "spec", "who guesses tokens for the model to verify: what stood there before, or a smaller model", ("none", "ngram", "standalone"))
+    speculative_draft_model: str | None = typed(None, "spec", "the smaller model that guesses; named like --model")
+    speculative_num_draft_tokens: int | None = typed(None, "spec", "guesses verified with one token, at most", least=1)
+    speculative_batch_tokens: int | None = typed(None, "spec", "decode tokens in a step, guesses included, past which nobody guesses", least=1)
+    speculative_draft_attention_backend: str | None = typed(None, "draft", "attention of the draft; default: the target's", ("sdpa", "native"))
+    speculative_draft_load_format: str | None = typed(None, "draft", "how the draft's weights are stored; default: as found", ("safetensors", "gguf", "dummy"))
+    speculative_draft_kv_cache_dtype: str | None = typed(None, "draft", "type of the draft's KV cache; default: what it computes in", ("bfloat16", "float16", "float32"))
     attention_backend: str | None = typed(None, "runner", "attention for prefill and decode", ("sdpa", "native"))
     prefill_attention_backend: str | None = typed(None, "runner", "attention for prefill only", ("sdpa", "native"))
     decode_attention_backend: str | None = typed(None, "runner", "attention for decode only", ("sdpa", "native"))

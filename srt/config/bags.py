@@ -78,6 +78,9 @@ class ModelBag(Bag):
     served_model_name: str
     tokenizer: str  # a folder or file
     chat_template: str | None  # None: the model's own
+    load_format: (
+        str  # of what is being loaded: the target's, and while the draft loads, the draft's
+    )
 
 
 class ScheduleBag(Bag):
@@ -104,6 +107,9 @@ class MemoryBag(Bag):
 class SpecBag(Bag):
     namespace = "spec"
     speculative_algorithm: str | None
+    speculative_draft_model: str | None
+    speculative_num_draft_tokens: int  # 0: no speculation
+    speculative_batch_tokens: int
 
 
 class ExecBag(Bag):

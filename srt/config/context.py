@@ -94,6 +94,10 @@ class RuntimeContext:
         return self.state.runner_specs[0]
 
     @property
+    def draft(self) -> RunnerSpec | None:
+        return next((spec for spec in self.state.runner_specs if spec.role == "draft"), None)
+
+    @property
     def trail(self) -> tuple[TrailEntry, ...]:
         """Every decision in order; the last entry of a field has its present value."""
         return tuple(self.state.ledger.trail)

@@ -32,11 +32,14 @@ class Decisions:
 
     def take(self, name: str, value: T, flag: str | None = None) -> T:
         """The user's value, given with `flag` if not with the field's own."""
-        flag = flag or name
+        return self._put(name, value, *self.asked(flag or name), None)
+
+    def asked(self, flag: str) -> tuple[str, str]:
+        """Source and reason of a value that the user gave."""
         origin = self._sources.get(flag, "typed")
         words = leaf_table()[flag].flag
         reason = f"asked for with {words}" if origin == "typed" else f"{flag} in the config file"
-        return self._put(name, value, origin, reason, None)
+        return origin, reason
 
     def decide(self, name: str, value: T, reason: str, *, source: str = "rule") -> T:
         given = getattr(self.args, name)

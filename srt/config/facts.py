@@ -52,3 +52,4 @@ class MachineFacts:
 class Facts:
     machine: MachineFacts
     model: ModelFacts
+    draft: ModelFacts | None = None

@@ -13,7 +13,12 @@ from srt.config.file import GROUPS, read_config_file
 from srt.config.leaves import Leaf, convert_all, leaf_table
 from srt.config.trail import InputSource
 
-TITLES = {"runner": "model runner", "exec": "execution", "spec": "speculation"}
+TITLES = {
+    "runner": "model runner",
+    "exec": "execution",
+    "spec": "speculation",
+    "draft": "draft runner",
+}
 
 
 def build_parser(prog: str = "tandem") -> argparse.ArgumentParser:

@@ -18,6 +18,7 @@ from srt.config.rules_memory import MemoryPlan, decide_memory
 from srt.config.rules_model import ModelPlan, decide_model
 from srt.config.rules_schedule import decide_schedule
 from srt.config.rules_serving import decide_serving
+from srt.config.rules_spec import DraftPlan, decide_spec, draft_runner
 from srt.config.runner_spec import RunnerSpec
 from srt.config.trail import InputSource, TrailEntry
 
@@ -48,13 +49,14 @@ def resolve(
     decisions = Decisions(args, typed_fields(args) if sources is None else sources)
     plan = decide_model(args, facts, decisions)
     backends = decide_exec(args, facts, plan, decisions)
-    memory = decide_memory(args, facts, plan, decisions)
+    draft = decide_spec(args, facts, plan, backends, decisions)
+    memory = decide_memory(args, facts, plan if draft is None else draft.join(plan), decisions)
     decide_schedule(args, memory, decisions)
     decide_serving(args, entropy, decisions)
     for name, leaf in leaf_table().items():
-        if name not in decisions.values and leaf.bag != "runner":  # those are all decided by now
+        if name not in decisions.values and leaf.bag not in ("runner", "draft"):  # all decided
             decisions.default(name)
-    target, trail = _target(facts, plan, memory, backends)
+    runners, trail = _runners(facts, plan, memory, backends, draft)
     return Resolution(
         values={
             bag.namespace: {
@@ -63,7 +65,7 @@ def resolve(
             }
             for bag in BAGS
         },
-        runners=(target,),
+        runners=runners,
         trail=(*decisions.trail, *trail),
     )
 
@@ -79,10 +81,14 @@ def typed_fields(args: ServerArgs) -> dict[str, InputSource]:
     return {name: "typed" for name in table if getattr(args, name) != table[name].default}
 
 
-def _target(
-    facts: Facts, plan: ModelPlan, memory: MemoryPlan, backends: tuple[str, str]
-) -> tuple[RunnerSpec, list[TrailEntry]]:
-    """The spec, and the entries of the values that no field of ServerArgs has."""
+def _runners(
+    facts: Facts,
+    plan: ModelPlan,
+    memory: MemoryPlan,
+    backends: tuple[str, str],
+    draft: DraftPlan | None,
+) -> tuple[tuple[RunnerSpec, ...], list[TrailEntry]]:
+    """The specs, and the entries of the values that no field of ServerArgs has."""
     spec = RunnerSpec(
         role="target",
         model_path=facts.model.path,
@@ -98,11 +104,16 @@ def _target(
     reasons = {
         "role": ("rule", "the model that answers"),
         "model_path": ("model", "where --model was found"),
+        "load_format": ("rule", "model.load_format"),
         "graph_sizes": ("rule", "a CPU runs eagerly"),
+        "draft_attention_backend": ("rule", "the target is no draft"),
     }
     values = asdict(spec)
     trail = [
         TrailEntry(field=f"target.{name}", value=values[name], source=source, reason=reason)
         for name, (source, reason) in reasons.items()
     ]
-    return spec, trail
+    if draft is None:
+        return (spec,), trail
+    second, its_trail = draft_runner(draft, plan, memory.context_length, spec)
+    return (spec, second), [*trail, *its_trail]

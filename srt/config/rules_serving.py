@@ -30,7 +30,3 @@ def decide_serving(args: ServerArgs, entropy: int, decisions: Decisions) -> None
         decisions.decide("seed", drawn, "drawn at start; --seed repeats it")
     else:
         decisions.take("seed", args.seed)
-    if args.speculative_algorithm in (None, "none"):
-        decisions.decide("speculative_algorithm", None, "off unless asked for")
-    else:
-        decisions.take("speculative_algorithm", args.speculative_algorithm)

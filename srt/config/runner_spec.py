@@ -23,3 +23,4 @@ class RunnerSpec:
     prefill_attention_backend: str
     decode_attention_backend: str
     graph_sizes: tuple[int, ...]  # batch sizes with a captured graph; () runs eagerly
+    draft_attention_backend: str | None = None  # a draft's own, for both halves; None: as above

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from srt.config.args import ServerArgs
-from srt.config.facts import Facts
+from srt.config.facts import Facts, ModelFacts
 from srt.config.probe import probe_machine, probe_model
 from srt.config.resolve import Resolution, resolve
 from srt.config.trail import InputSource
@@ -22,10 +22,17 @@ def probe(args: ServerArgs, cache_folder: str, progress: Progress = show_nothing
     def show(phase: str, fraction: float | None) -> None:
         progress("model", phase, fraction)
 
-    path = locate(args.model, cache_folder, show)
-    is_on_disk = Path(args.model).expanduser().exists()
-    name = Path(path).name.removesuffix(".gguf") if is_on_disk else args.model
-    return Facts(machine=probe_machine(), model=probe_model(path, name))
+    def facts_of(wish: str) -> ModelFacts:
+        path = locate(wish, cache_folder, show)
+        is_on_disk = Path(wish).expanduser().exists()
+        return probe_model(path, Path(path).name.removesuffix(".gguf") if is_on_disk else wish)
+
+    wish = args.speculative_draft_model
+    return Facts(
+        machine=probe_machine(),
+        model=facts_of(args.model),
+        draft=None if wish is None else facts_of(wish),
+    )
 
 
 def prepare(

@@ -21,6 +21,7 @@ from srt.errors import ConfigError
 from srt.runner.memory import PoolNeed, size_pools
 
 SHORTHANDS = {"attention_backend"}  # stands for both halves and has no value of its own
+DRAFT_ONLY = ("attention_backend", "load_format", "kv_cache_dtype")
 
 
 def make_facts(machine: dict[str, Any] | None = None, model: dict[str, Any] | None = None) -> Facts:
@@ -52,8 +53,13 @@ def test_every_field_has_a_leaf_and_every_leaf_a_field() -> None:
     leaves = {(bag.namespace, name) for bag in BAGS for name in bag.leaf_types}
     leaves |= {("runner", field.name) for field in dataclasses.fields(RunnerSpec)}
     fields = {(leaf.bag, leaf.name) for leaf in leaf_table().values()}
-    assert fields - leaves == {("runner", name) for name in SHORTHANDS}
-    assert {name for _, name in leaves - fields} == {"role", "model_path", "graph_sizes"}
+    only_typed = {("runner", name) for name in SHORTHANDS}
+    only_typed |= {("draft", f"speculative_draft_{name}") for name in DRAFT_ONLY}
+    assert fields - leaves == only_typed
+    assert leaves - fields == {
+        ("runner", name)
+        for name in ("role", "model_path", "graph_sizes", "load_format", "draft_attention_backend")
+    }
     assert all(leaf.help for leaf in leaf_table().values())
 
 
@@ -85,8 +91,8 @@ def test_nothing_is_left_open() -> None:
     assert "auto" not in flat.values()
     off = {name for name, value in flat.items() if value is None}
     assert off == {
-        "quantization", "chat_template", "speculative_algorithm", "zmq_front", "api_key",
-        "admin_key", "journal",
+        "quantization", "chat_template", "speculative_algorithm", "speculative_draft_model",
+        "draft_attention_backend", "zmq_front", "api_key", "admin_key", "journal",
     }  # fmt: skip
 
 

@@ -1,0 +1,203 @@
+"""Who guesses, how much, and the draft model's own values: those that cannot be global because target
+and draft live in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+
+from srt.config.args import ServerArgs
+from srt.config.decisions import Decisions
+from srt.config.facts import Facts, ModelFacts
+from srt.config.rules_model import ITEM_BYTES, ModelPlan
+from srt.config.runner_spec import RunnerSpec
+from srt.config.trail import TrailEntry
+from srt.errors import ConfigError
+
+GUESSES = {"ngram": 8, "standalone": 4}
+BATCH_TOKENS = 16
+DRAFT_ONLY = ("attention_backend", "load_format", "kv_cache_dtype")
+SETTINGS = ("num_draft_tokens", "batch_tokens")
+DRAFT_SETTINGS = ("draft_model", *(f"draft_{name}" for name in DRAFT_ONLY))
+MODEL_ALGORITHMS = frozenset({"standalone"})  # those that need --speculative-draft-model
+
+Reasoned = tuple[str | None, str, str]  # value, source, reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftPlan:
+    """What was decided about the draft, each with its source and reason."""
+
+    facts: ModelFacts
+    load_format: Reasoned
+    kv_cache_dtype: Reasoned
+    backend: Reasoned
+    prefill: Reasoned
+    decode: Reasoned
+    bytes_per_token: int
+    weight_bytes: int
+
+    def join(self, target: ModelPlan) -> ModelPlan:
+        """Both runners' appetite for the one memory: every KV token is held twice."""
+        return replace(
+            target,
+            bytes_per_token=target.bytes_per_token + self.bytes_per_token,
+            weight_bytes=target.weight_bytes + self.weight_bytes,
+        )
+
+
+def decide_spec(
+    args: ServerArgs,
+    facts: Facts,
+    plan: ModelPlan,
+    backends: tuple[str, str],
+    decisions: Decisions,
+) -> DraftPlan | None:
+    """Raises ConfigError for a draft that cannot work, with both numbers where two do not fit."""
+    algorithm = None if args.speculative_algorithm == "none" else args.speculative_algorithm
+    if algorithm is None:
+        _refuse(args, (*SETTINGS, *DRAFT_SETTINGS), "nobody guesses")
+        decisions.decide("speculative_algorithm", None, "off unless asked for")
+        decisions.decide("speculative_draft_model", None, "nobody guesses")
+        decisions.decide("speculative_num_draft_tokens", 0, "nobody guesses")
+        decisions.decide("speculative_batch_tokens", 0, "nobody guesses")
+        return None
+    decisions.take("speculative_algorithm", algorithm)
+    decisions.choose(
+        "speculative_num_draft_tokens",
+        args.speculative_num_draft_tokens,
+        GUESSES[algorithm],
+        f"what {algorithm} does well with; each request finds its own length below it",
+    )
+    decisions.choose(
+        "speculative_batch_tokens",
+        args.speculative_batch_tokens,
+        BATCH_TOKENS,
+        "up to there a CPU waits for weights, past it each guess costs arithmetic",
+    )
+    if algorithm not in MODEL_ALGORITHMS:
+        _refuse(args, DRAFT_SETTINGS, f"{algorithm} guesses without a model")
+        decisions.decide("speculative_draft_model", None, f"{algorithm} guesses without a model")
+        return None
+    if args.speculative_draft_model is None:
+        raise ConfigError(
+            f"--speculative-algorithm {algorithm} needs --speculative-draft-model: a smaller model "
+            "with the target's vocabulary"
+        )
+    decisions.take("speculative_draft_model", args.speculative_draft_model)
+    assert facts.draft is not None, "whoever probes for a draft model's algorithm probes it"
+    return _plan_draft(args, facts.model, facts.draft, plan, backends, decisions)
+
+
+def _refuse(args: ServerArgs, names: Iterable[str], why: str) -> None:
+    given = asdict(args)
+    for name in names:
+        flag = f"speculative_{name}"
+        if given[flag] is not None:
+            raise ConfigError(
+                f"--{flag.replace('_', '-')} {given[flag]} was given, but {why}; leave it out, or "
+                "choose another --speculative-algorithm"
+            )
+
+
+def _plan_draft(
+    args: ServerArgs,
+    target: ModelFacts,
+    draft: ModelFacts,
+    plan: ModelPlan,
+    backends: tuple[str, str],
+    decisions: Decisions,
+) -> DraftPlan:
+    if plan.load_format == "script" or draft.format == "script":
+        raise ConfigError(
+            f"the draft {draft.name} ({draft.format}) cannot guess for {target.name} "
+            f"({plan.load_format}): a script runs no second model; use ngram"
+        )
+    if draft.vocab_size != target.vocab_size:
+        raise ConfigError(
+            f"the draft {draft.name} has a vocabulary of {draft.vocab_size} tokens, the target "
+            f"{target.name} one of {target.vocab_size}; they must be the same"
+        )
+    asked, found = args.speculative_draft_load_format, draft.format
+    if asked not in (None, found, "dummy"):
+        raise ConfigError(
+            f"--speculative-draft-load-format {asked} was asked for, but {draft.path} is {found}; "
+            f"allowed: {found}, dummy"
+        )
+    words = {name: decisions.asked(f"speculative_draft_{name}") for name in DRAFT_ONLY}
+    load_format = _choose(
+        asked, words["load_format"], (str(found), "model", f"{draft.path} is {found}")
+    )
+    kv_dtype = _choose(
+        args.speculative_draft_kv_cache_dtype,
+        words["kv_cache_dtype"],
+        (plan.dtype, "rule", "the type the draft computes in"),
+    )
+    kv_name = str(kv_dtype[0])
+    kv_items = 2 * draft.num_layers * draft.num_kv_heads * draft.head_dim
+    own = args.speculative_draft_attention_backend
+    lack = f"native attention reads a bfloat16 cache, the draft's is {kv_name}"
+    if own == "native" and kv_name != "bfloat16":
+        raise ConfigError(
+            f"--speculative-draft-attention-backend native was asked for, but {lack}; allowed "
+            "here: sdpa"
+        )
+    inherited = [
+        (half, "rule", f"what the target has for {kind}")
+        for half, kind in zip(backends, ("prefill", "decode"), strict=True)
+    ]
+    if kv_name != "bfloat16":
+        inherited = [("sdpa", "rule", lack) if each[0] == "native" else each for each in inherited]
+    prefill, decode = (_choose(own, words["attention_backend"], each) for each in inherited)
+    return DraftPlan(
+        facts=draft,
+        load_format=load_format,
+        kv_cache_dtype=kv_dtype,
+        backend=_choose(
+            own, words["attention_backend"], (None, "rule", "it takes the target's pair")
+        ),
+        prefill=prefill,
+        decode=decode,
+        bytes_per_token=kv_items * ITEM_BYTES[kv_name],
+        weight_bytes=draft.num_parameters * ITEM_BYTES[plan.dtype],
+    )
+
+
+def _choose(asked: str | None, words: tuple[str, str], decided: Reasoned) -> Reasoned:
+    return decided if asked is None else (asked, *words)
+
+
+def draft_runner(
+    draft: DraftPlan, plan: ModelPlan, context_length: int, target: RunnerSpec
+) -> tuple[RunnerSpec, list[TrailEntry]]:
+    """The draft's spec, and an entry for each of its values."""
+    reasoned: dict[str, tuple[object, str, str]] = {
+        "role": ("draft", "rule", "the model that guesses"),
+        "model_path": (draft.facts.path, "model", "where --speculative-draft-model was found"),
+        "load_format": draft.load_format,
+        "dtype": (plan.dtype, "rule", "the target's"),
+        "quantization": (None, "rule", "off: it would make guesses worse"),
+        "context_length": (context_length, "rule", "the target's: it works at the same positions"),
+        "kv_cache_dtype": draft.kv_cache_dtype,
+        "prefill_attention_backend": draft.prefill,
+        "decode_attention_backend": draft.decode,
+        "graph_sizes": ((), "rule", "a CPU runs eagerly"),
+        "draft_attention_backend": draft.backend,
+    }
+    spec = RunnerSpec(
+        role="draft",
+        model_path=draft.facts.path,
+        load_format=str(draft.load_format[0]),
+        dtype=plan.dtype,
+        quantization=None,
+        context_length=context_length,
+        kv_cache_dtype=str(draft.kv_cache_dtype[0]),
+        prefill_attention_backend=str(draft.prefill[0]),
+        decode_attention_backend=str(draft.decode[0]),
+        graph_sizes=target.graph_sizes,
+        draft_attention_backend=draft.backend[0],
+    )
+    return spec, [
+        TrailEntry(field=f"draft.{name}", value=value, source=source, reason=reason)
+        for name, (value, source, reason) in reasoned.items()
+    ]
