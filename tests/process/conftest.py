@@ -39,6 +39,7 @@ class Running:
     pids: dict[str, int] = field(default_factory=dict)
     supervisor: Supervisor | None = None
     front: str = ""
+    connect: Callable[[], Awaitable[AsyncClient]] | None = None  # one more client
 
     def http(self, **options: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.url, timeout=30.0, **options)
@@ -125,6 +126,7 @@ async def run_processes(**given: Any) -> AsyncIterator[Running]:
                 pids,
                 supervisor,
                 boot.addresses.front,
+                lambda: AsyncClient.connect(boot.addresses.front),
             )
         finally:
             await client.close()
@@ -149,7 +151,7 @@ async def run_inline(**given: Any) -> AsyncIterator[Running]:
             serve(create_app(gateway_client, settings), "127.0.0.1", 0, stop, port.set_result)
         )
         try:
-            yield Running(client, f"http://127.0.0.1:{await port}")
+            yield Running(client, f"http://127.0.0.1:{await port}", connect=engine.connect)
         finally:
             stop.set()
             await serving

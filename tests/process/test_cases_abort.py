@@ -210,10 +210,10 @@ async def reading(
 
 @pytest.mark.parametrize("how", ["cancel", "abort", "abort_all"])
 async def test_leaving_over_zmq(running: Running, how: str) -> None:
-    if how == "abort_all" and running.front:  # the neighbour belongs to another client
-        client = await AsyncClient.connect(running.front)
-    else:
-        client = running.client
+    client = running.client
+    if how == "abort_all":  # the neighbour belongs to another client
+        assert running.connect is not None
+        client = await running.connect()
     for prompt, n, count, is_there in (
         (long_prompt(), 1, 1, in_prefill),
         (long_prompt(), 4, 1, in_prefill),
@@ -224,7 +224,7 @@ async def test_leaving_over_zmq(running: Running, how: str) -> None:
         ends: list[str] = []
         async with reading(client, prompt, ends, "gone", n) as task:
             await wait_for(running, count, is_there)
-            if how == "abort_all" and running.front:
+            if how == "abort_all":
                 await client.abort()
                 await task
             elif how != "cancel":
@@ -272,9 +272,8 @@ async def test_an_abort_right_behind_its_request(running: Running) -> None:
 
 
 async def test_a_client_that_closes_with_open_streams(running: Running) -> None:
-    if not running.front:
-        pytest.skip("inline, the client is the test's own")
-    client = await AsyncClient.connect(running.front)
+    assert running.connect is not None
+    client = await running.connect()
     ends: list[str] = []
     async with reading(client, "x", ends, "a", 4), reading(client, long_prompt(), ends, "b"):
         await wait_for(running, 5, lambda entry: True)

@@ -252,15 +252,14 @@ async def test_twins_of_one_request(running: Running) -> None:
 async def test_a_pool_that_is_too_small_for_all(running: Running) -> None:
     """Retraction and eviction in the middle of it all change no token."""
     client = running.client
-    prompts = [prompt_of(30 + 5 * seed, seed) for seed in range(8)]
-    lone = [await alone(client, prompt, 120) for prompt in prompts]
+    prompts = [prompt_of(30 + 5 * seed, seed) for seed in range(6)]
+    lone = [await alone(client, prompt, 110) for prompt in prompts]
     before = await metric(running, "retractions_total")
     done = asyncio.Event()
     watching = asyncio.create_task(watch(client, done))
-    for _ in range(2):
-        asked = [client.generate(prompt, greedy(120)) for prompt in prompts]
-        for answer, own in zip(await asyncio.gather(*asked), lone, strict=True):
-            assert tokens_of(answer) == own
+    asked = [client.generate(prompt, greedy(110)) for prompt in prompts]
+    for answer, own in zip(await asyncio.gather(*asked), lone, strict=True):
+        assert tokens_of(answer) == own
     done.set()
     await watching
     assert await metric(running, "retractions_total") > before

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 WORDS = ["tick ", "pong", "ok"]
 TICK, PONG, OK = 256, 257, 258
 VOCAB = 256 + len(WORDS) + 1
-LONG = "tick " * 300
+LONG = "tick " * 150
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["processes", "inline"])
@@ -32,7 +32,7 @@ async def running(
         folder,
         WORDS,
         [OK],
-        scripts={"neighbour": [TICK] * 300, "ping": [PONG]},
+        scripts={"neighbour": [TICK] * 150, "ping": [PONG]},
         chat_template="{% for message in messages %}{{ message.content }}{% endfor %}",
         step_seconds=0.002,
     )
