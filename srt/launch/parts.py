@@ -17,6 +17,7 @@ from srt.config.context import (
     get_observability,
     get_schedule,
     get_serving,
+    get_spec,
 )
 from srt.launch.boot import Boot
 from srt.wire.channels import Receiver, RouterEnd, Sender
@@ -58,7 +59,7 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
     from srt.scheduler.build import build_scheduler
 
     worker = build_worker(boot, show)
-    schedule, memory = get_schedule(), get_memory()
+    schedule, memory, spec = get_schedule(), get_memory(), get_spec()
     settings = Settings(
         max_running=schedule.max_running,
         max_step_tokens=schedule.max_step_tokens,
@@ -70,6 +71,8 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
         radix_cache=not memory.disable_radix_cache,
         eviction_policy=memory.eviction_policy,
         step_log=get_observability().step_log,
+        draft_tokens=spec.speculative_num_draft_tokens,
+        draft_budget=spec.speculative_batch_tokens,
     )
     journal = get_observability().journal
     scheduler = build_scheduler(
@@ -87,8 +90,9 @@ def build_worker(boot: Boot, show: ShowPhase) -> Worker:
     if boot.facts.model.format == "script":
         return build_scripted_worker(boot)
     from srt.runner.build import build_worker as build
+    from srt.spec.build import speculate
 
-    return build(boot.cache_folder, show)
+    return build(boot.cache_folder, show, speculate)
 
 
 def build_scripted_worker(boot: Boot) -> Worker:

@@ -1,5 +1,5 @@
-"""Builds the target's worker from the published configuration, in the one order that is right:
-load -> gate -> pools -> backends -> warm-up -> seal."""
+"""Builds the worker from the published configuration, in the one order that is right:
+load target -> gate -> load draft -> pools for both -> backends -> warm-up -> seal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import torch
 
@@ -22,11 +22,13 @@ from srt.config.context import (
     get_exec,
     get_memory,
     get_schedule,
+    get_spec,
 )
 from srt.config.gate import maybe_disable_chunked_prefix_cache
 from srt.config.runner_spec import RunnerSpec
 from srt.errors import ConfigError
-from srt.protocols.worker import WorkerFacts
+from srt.protocols.worker import Worker, WorkerFacts
+from srt.runner.draft import build_draft_tp_worker
 from srt.runner.memory import PoolNeed, PoolSizes, size_pools
 from srt.runner.model_runner import ModelRunner
 from srt.runner.tp_worker import TpModelWorker
@@ -37,10 +39,29 @@ logger = logging.getLogger(__name__)
 
 ShowPhase = Callable[[str, float | None], None]
 T = TypeVar("T")
+W = TypeVar("W", bound=Worker)
+Speculate = Callable[[TpModelWorker, ModelRunner | None], W]
 
 
-def build_worker(cache_folder: str, show: ShowPhase) -> TpModelWorker:
-    """Takes the context from published to sealed. `cache_folder` keeps the compiled kernels. Raises
+def plainly(target: TpModelWorker, draft: ModelRunner | None) -> TpModelWorker:
+    """No speculation."""
+    assert draft is None, "a draft was resolved and nobody uses it"
+    return target
+
+
+@overload
+def build_worker(cache_folder: str, show: ShowPhase) -> TpModelWorker: ...
+
+
+@overload
+def build_worker(cache_folder: str, show: ShowPhase, speculate: Speculate[W]) -> W: ...
+
+
+def build_worker(
+    cache_folder: str, show: ShowPhase, speculate: Speculate[Worker] = plainly
+) -> Worker:
+    """Takes the context from published to sealed. `cache_folder` keeps the compiled kernels. `speculate`
+    makes the target's worker, and the draft's runner if one was resolved, a speculating worker. Raises
     ConfigError for anything that was asked for and cannot be had."""
     context = get_context()
     context.start_loading()
@@ -49,7 +70,7 @@ def build_worker(cache_folder: str, show: ShowPhase) -> TpModelWorker:
         1, "model", initializer=torch.set_num_threads, initargs=(num_threads,)
     )
     try:
-        worker = _build(context, cache_folder, show, thread)
+        worker = _build(context, cache_folder, show, thread, speculate)
     except BaseException:
         thread.shutdown()
         raise
@@ -58,14 +79,23 @@ def build_worker(cache_folder: str, show: ShowPhase) -> TpModelWorker:
 
 
 def _build(
-    context: RuntimeContext, cache_folder: str, show: ShowPhase, thread: ThreadPoolExecutor
-) -> TpModelWorker:
+    context: RuntimeContext,
+    cache_folder: str,
+    show: ShowPhase,
+    thread: ThreadPoolExecutor,
+    speculate: Speculate[Worker],
+) -> Worker:
     def on_thread(work: Callable[[], T]) -> T:
         return thread.submit(work).result()
 
     show("kernels", None)
     spec, ops = _select_ops(context, Path(cache_folder) / "kernels")
     model = context.facts.model
+    if any("load_format" in fields for _, fields in context.overrides):
+        raise ConfigError(
+            f"load_format was overridden after the target was resolved with {spec.load_format}, which "
+            "it keeps; set --load-format before the start"
+        )
     runner = ModelRunner(
         spec, model, ops=ops, device=torch.device(get_device().device), seed=get_device().seed
     )
@@ -73,17 +103,35 @@ def _build(
     maybe_disable_chunked_prefix_cache(
         use_mla_backend=False, is_draft_worker=runner.role == "draft"
     )
+    runners = [runner]
+    if context.draft is not None:
+        show("draft", None)
+        runners.append(
+            build_draft_tp_worker(
+                context.args,
+                runner,
+                ops=_draft_ops(context, ops),
+                load=lambda draft: on_thread(lambda: draft.load(show)),
+            )
+        )
     schedule = get_schedule()
     max_rows, page_size = schedule.max_running, schedule.page_size
     sizes = size_pools(
-        [PoolNeed(owner=f"{runner.role} kv", bytes_per_token=runner.kv_bytes_per_token)],
+        [PoolNeed(owner=f"{r.role} kv", bytes_per_token=r.kv_bytes_per_token) for r in runners],
         budget_bytes=round(get_memory().kv_memory_gb * 1e9),
         max_total_tokens=schedule.max_total_tokens,
         page_size=page_size,
         context_length=runner.context_length,
     )
-    runner.allocate(num_pages=sizes.num_pages, page_size=page_size, max_rows=max_rows)
-    runner.init_backends()
+    for each in runners:
+        each.allocate(
+            num_pages=sizes.num_pages,
+            page_size=page_size,
+            max_rows=max_rows,
+            table=None if each is runner else runner.table,
+        )
+    for each in runners:
+        each.init_backends()
     facts = WorkerFacts(
         vocab_size=model.vocab_size,
         context_length=runner.context_length,
@@ -91,14 +139,26 @@ def _build(
         page_size=page_size,
         max_rows=max_rows,
         end_token_ids=model.end_token_ids,
-        memory_bytes={f"{runner.role} weights": runner.weight_bytes, **sizes.bytes},
+        memory_bytes={f"{r.role} weights": r.weight_bytes for r in runners} | sizes.bytes,
     )
     sampler = on_thread(lambda: Sampler(max_rows, model.vocab_size, runner.device))
-    worker = TpModelWorker(runner, sampler, facts, thread)
+    target = TpModelWorker(runner, sampler, facts, thread)
+    draft = runners[1] if len(runners) > 1 else None
+    worker = on_thread(lambda: speculate(target, draft))
     show("warm-up", None)
-    warm_up(worker)
-    _log(runner, sizes)
+    warm_up(worker, guesses=get_spec().speculative_num_draft_tokens > 0)
+    for each in runners:
+        _log(each, sizes)
     return worker
+
+
+def _draft_ops(context: RuntimeContext, ops: kernels.ops.Ops) -> kernels.ops.Ops:
+    """The target's kernels; the compiled write of K and V knows one type only."""
+    spec = context.draft
+    assert spec is not None
+    if spec.kv_cache_dtype != spec.dtype:
+        return replace(ops, rope_write_kv=kernels.rope.select("torch"))
+    return ops
 
 
 def _select_ops(context: RuntimeContext, folder: Path) -> tuple[RunnerSpec, kernels.ops.Ops]:
@@ -123,7 +183,8 @@ def _select_ops(context: RuntimeContext, folder: Path) -> tuple[RunnerSpec, kern
             "kernel build", {"native_kernels": False}, reason=built.reason
         )
     logger.warning("native kernels are off, torch computes instead: %s", built.reason)
-    context.restamp_runner("kernel build", _without_native(context, spec), reason=built.reason)
+    for each in context.runner_specs:
+        context.restamp_runner("kernel build", _without_native(context, each), reason=built.reason)
     return context.target, kernels.ops.select("torch")
 
 
@@ -158,6 +219,6 @@ def _log(runner: ModelRunner, sizes: PoolSizes) -> None:
         pair.prefill,
         pair.decode,
         runner.weight_bytes / 1e6,
-        sum(sizes.bytes.values()) / 1e6,
+        sizes.bytes[f"{runner.role} kv"] / 1e6,
         sizes.num_pages - 1,
     )

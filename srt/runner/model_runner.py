@@ -7,6 +7,7 @@ stays on the runner. Life: construct (stamps only), `load`, `allocate`, `init_ba
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,6 +28,10 @@ from srt.models.registry import model_class
 from srt.protocols.attention import AttentionBackend
 from srt.protocols.forward_batch import ForwardBatch, TableWrite
 from srt.quant.methods import quantization_of
+from srt.runner.attention_pair import (
+    resolve_attention_backend_strs,
+    resolve_draft_attention_backend,
+)
 from srt.runner.dtypes import torch_dtype
 from srt.runner.inputs import StepInputs, build_inputs
 from srt.runner.page_table import PageTable
@@ -38,14 +43,28 @@ def quiet(phase: str, fraction: float) -> None:
     """A progress callback that shows nothing."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadConfig:
+    path: Path
+    load_format: str
+
+
 class ModelRunner:
     """Stamps, all set before anything is built: role, context_length, load_format, dtype,
     kv_cache_dtype, quantization and the (prefill, decode) pair of attention backends."""
 
     def __init__(
-        self, spec: RunnerSpec, facts: ModelFacts, *, ops: Ops, device: torch.device, seed: int
+        self,
+        spec: RunnerSpec,
+        facts: ModelFacts,
+        *,
+        ops: Ops,
+        device: torch.device,
+        seed: int,
+        draft_attention_backend: str | None = None,
     ) -> None:
-        """Raises ConfigError for a model, type or backend that cannot run here."""
+        """`draft_attention_backend`: what the algorithm of a draft asks for; a target ignores it. Raises
+        ConfigError for a model, type or backend that cannot run here."""
         self.spec = spec
         self.role = spec.role
         self.context_length = spec.context_length
@@ -58,6 +77,9 @@ class ModelRunner:
         self.ops = ops
         self.facts = facts
         self.arch = read_arch(facts)
+        self.draft_attention_backend = resolve_draft_attention_backend(
+            spec, draft_attention_backend
+        )
         self.attention_pair = self._select_pair()
         self._model_class = model_class(facts.architecture)
         self._model: CausalModel | None = None
@@ -83,10 +105,15 @@ class ModelRunner:
 
     def load(self, progress: Progress = quiet) -> None:
         """Reads, converts and packs the weights. Raises ConfigError naming the tensor at fault."""
-        path = Path(self.spec.model_path)
+        config = self.build_load_config(self._draft_load_format())
         parameters = self._model_class.parameters(self.arch)
         checkpoint = open_checkpoint(
-            path, self.load_format, self.facts, parameters, dtype=self.dtype, seed=self.seed
+            config.path,
+            config.load_format,
+            self.facts,
+            parameters,
+            dtype=self.dtype,
+            seed=self.seed,
         )
         weights = fill(
             parameters,
@@ -94,7 +121,7 @@ class ModelRunner:
             dtype=self.dtype,
             device=self.device,
             pack=self._pack,
-            origin=str(path),
+            origin=str(config.path),
             progress=lambda fraction: progress("weights", fraction),
         )
         cos_sin = build_cos_sin(
@@ -153,6 +180,16 @@ class ModelRunner:
         """`tokens` [len(rows)] int64 become the rows' last tokens, read by their next decode slice."""
         self._last_tokens[rows] = tokens
 
+    def build_load_config(self, load_format: str | None = None) -> LoadConfig:
+        """Where the weights are and how they are stored; None: as the runner's spec says."""
+        return LoadConfig(
+            path=Path(self.spec.model_path), load_format=load_format or self.load_format
+        )
+
+    def _draft_load_format(self) -> str | None:
+        """A draft's own load format; a target has none."""
+        return self.load_format if self.role == "draft" else None
+
     def _select_pair(self) -> BackendPair:
         need = Need(
             device=self.device.type,
@@ -161,12 +198,13 @@ class ModelRunner:
             window=any(window is not None for window in self.arch.windows),
             has_library=self.ops.implementation == "native",
         )
-        spec = self.spec
+        wish = resolve_attention_backend_strs(self)
+        fields = ("prefill_attention_backend", "decode_attention_backend")
+        if wish.is_draft_override:
+            fields = ("speculative_draft_attention_backend",) * 2
         return BackendPair(
-            prefill=select_backend(
-                spec.prefill_attention_backend, need, "prefill_attention_backend"
-            ),
-            decode=select_backend(spec.decode_attention_backend, need, "decode_attention_backend"),
+            prefill=select_backend(wish.prefill, need, fields[0]),
+            decode=select_backend(wish.decode, need, fields[1]),
         )
 
     def _pack(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

@@ -7,9 +7,9 @@ from srt.protocols.worker import Worker
 from srt.wire.params import SamplingParams
 
 
-def warm_up(worker: Worker) -> None:
+def warm_up(worker: Worker, *, guesses: bool = False) -> None:
     """A prefill and a decode step, greedy and sampled, on the last page, which then is as free as
-    before. Raises whatever the model raises."""
+    before; `guesses`: the decode may have one. Raises whatever the model raises."""
     facts = worker.facts
     greedy = SamplingParams(temperature=0.0)
     setup = RowSetup(row=0, params=greedy, tokens=[0, 0], prompt_len=2, stop_ids=[])
@@ -20,11 +20,15 @@ def warm_up(worker: Worker) -> None:
         table_writes=[TableWrite(row=0, first=0, pages=[facts.num_pages - 1])],
         slices=[Slice(row=0, start=0, length=length, tokens=[0] * length, sample=True)],
     )
-    drawn = RowSetup(row=0, params=SamplingParams(seed=0), tokens=[0], prompt_len=1, stop_ids=[])
+    drawn = RowSetup(
+        row=0, params=SamplingParams(seed=0), tokens=[0] * length, prompt_len=length, stop_ids=[]
+    )
+    follower = Slice(row=0, start=length - 1, length=1, tokens=None, sample=True)
+    follower.draft = 1 if guesses and length > 1 else 0
     second = ForwardBatch(
         step=-1,
         setups=[drawn],
-        slices=[Slice(row=0, start=length - 1, length=1, tokens=None, sample=True)],
+        slices=[follower],
     )
     for batch in (first, second):
         worker.launch(batch).wait()
