@@ -48,6 +48,8 @@ class Slice:
     scheduler yet. `sample` draws a token from the last position; it becomes the row's last token.
     `prompt_logprobs` k: also return, for each of these tokens, the logprob of the *next* prompt token,
     given in `targets` (length `length`, or one less on the slice that ends the prompt).
+    `allowed`: only these tokens may be drawn, bit `i % 8` of byte `i // 8` for token i, one bit for
+    each of the vocabulary.
     """
 
     row: int
@@ -57,6 +59,7 @@ class Slice:
     sample: bool
     prompt_logprobs: int | None = None
     targets: list[int] = field(default_factory=list)
+    allowed: bytes | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -74,7 +74,9 @@ class TpModelWorker:
         sampled = None
         if logits is not None:
             rows = [piece.row for piece in inputs.sampling]
-            sampled = self.sampler.sample(logits, rows)
+            masks = [piece.allowed for piece in inputs.sampling]
+            has_masks = any(mask is not None for mask in masks)
+            sampled = self.sampler.sample(logits, rows, masks if has_masks else None)
             self.runner.remember(rows, sampled.tokens)
         scores = self._score(inputs, hidden[num_sampling:])
         results = _collect(batch.slices, sampled, scores)

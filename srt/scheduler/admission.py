@@ -109,6 +109,8 @@ class Admission:
     def _refuse_early(self, request: Request, step: int, left: int) -> Refusal | None:
         """The reasons that need no look at the cache."""
         active = self._roster.active
+        if request.awaits_grammar:
+            return Refusal(reason=Reason.GRAMMAR)
         leader = self._roster.live.get(-1 if request.work.leader is None else request.work.leader)
         if leader is not None and self._settings.radix_cache and not leader.is_shared:
             can_share = request.prompt_len > self._store.page_size and _match_limit(request) > 0

@@ -43,7 +43,10 @@ class Prefill:
                 continue
             request.refusal = refusal
             tried.append((request, refusal))
-            if refusal.reason is not Reason.LEADER:  # the only wait that no one else need share
+            if refusal.reason not in (
+                Reason.LEADER,
+                Reason.GRAMMAR,
+            ):  # no one else need share these
                 blocked = request
                 break
         if blocked is not None:
@@ -84,6 +87,8 @@ class Prefill:
             tokens=request.tokens[start:end],
             sample=is_last and request.max_output > 0,
         )
+        if piece.sample:
+            piece.allowed = request.allowed
         if request.prompt_logprobs is not None:
             piece.prompt_logprobs = request.params.prompt_logprobs
             piece.targets = request.tokens[start + 1 : end + 1]

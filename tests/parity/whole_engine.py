@@ -88,7 +88,9 @@ class Dictated(Sampler):
         for setup in setups:
             self._at[setup.row] = (setup.params.seed or 0, len(setup.tokens) - setup.prompt_len)
 
-    def sample(self, logits: torch.Tensor, rows: list[int]) -> Sampled:
+    def sample(
+        self, logits: torch.Tensor, rows: list[int], masks: list[bytes | None] | None = None
+    ) -> Sampled:
         tokens = []
         for row, values in zip(rows, logits, strict=True):
             seed, position = self._at[row]
