@@ -33,6 +33,11 @@ class Prefill:
         return pieces
 
     def _admit(self, now: float, step: int, left: int, pieces: list[Piece]) -> None:
+        refusal = self._admission.refuse_all(left)
+        if refusal is not None:  # ranking a long queue would be for nothing
+            for request in self._queue:
+                request.refusal = refusal
+            return
         candidates, places = self._admission.candidates(now)
         blocked: Request | None = None
         tried: list[tuple[Request, Refusal]] = []
