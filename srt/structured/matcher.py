@@ -15,6 +15,9 @@ class LazyMatcher:
         self._inner = inner
         self._num_bytes = -(-vocab_size // 8)
         self._grammar = grammar
+        self._num_past = (
+            0  # tokens accepted when nothing could follow; the library does not count them
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -22,7 +25,9 @@ class LazyMatcher:
 
     def copy(self) -> LazyMatcher:
         """Another one in the same state; what was built of the automata is shared."""
-        return LazyMatcher(self._inner.deep_copy(), 8 * self._num_bytes, self._grammar)
+        other = LazyMatcher(self._inner.deep_copy(), 8 * self._num_bytes, self._grammar)
+        other._num_past = self._num_past
+        return other
 
     def mask(self) -> bytes:
         mask: bytes = self._inner.compute_bitmask()[: self._num_bytes]
@@ -33,11 +38,15 @@ class LazyMatcher:
         return mask
 
     def accept(self, token: int) -> None:
-        if not self._inner.consume_token(token):
+        if self.is_finished:
+            self._num_past += 1
+        elif not self._inner.consume_token(token):
             raise self._failure(self._inner.get_error())
 
     def rollback(self, num: int) -> None:
-        if num and not self._inner.rollback(num):
+        past = min(num, self._num_past)
+        self._num_past -= past
+        if num > past and not self._inner.rollback(num - past):
             raise self._failure(self._inner.get_error())
 
     def _failure(self, why: str) -> InvalidSchema:
