@@ -14,6 +14,7 @@ from kernels.native_build import Library
 from kernels.ops import select
 from srt.config.facts import ModelFacts
 from srt.protocols.forward_batch import RowSetup
+from srt.protocols.grammar import Grammars
 from srt.protocols.worker import WorkerFacts
 from srt.runner.model_runner import ModelRunner
 from srt.runner.tp_worker import TpModelWorker
@@ -111,6 +112,7 @@ class Engine:
         setting: Setting,
         library: Library | None = None,
         sampler: Sampler | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.outcomes: dict[int, Outcome] = {}
         self.started: list[int] = []  # uids in order of their first token
@@ -146,6 +148,7 @@ class Engine:
             outbox=self,
             settings=settings,
             clock=self._clock,
+            grammars=grammars,
         )
 
     def _build(self, facts: ModelFacts, setting: Setting, library: Library | None) -> TpModelWorker:
@@ -217,10 +220,11 @@ def engine(
     setting: Setting,
     library: Library | None = None,
     sampler: Sampler | None = None,
+    grammars: Grammars | None = None,
 ) -> Iterator[Engine]:
     """Closed behind you, and torch's threads are as many as before."""
     threads = torch.get_num_threads()
-    made = Engine(facts, setting, library, sampler)
+    made = Engine(facts, setting, library, sampler, grammars)
     try:
         yield made
     finally:
