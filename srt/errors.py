@@ -3,6 +3,7 @@
     TandemError
     |-- RequestError                 the request is at fault; nothing else is touched
     |   |-- InvalidRequest           400  invalid_value             names the field
+    |   |-- InvalidSchema            400  invalid_schema            a grammar that cannot be served
     |   |-- ContextLengthExceeded    400  context_length_exceeded   names both numbers
     |   |-- RequestTooLarge          413  request_too_large
     |   |-- UnsupportedMediaType     415  unsupported_media_type
@@ -60,6 +61,10 @@ class RequestError(TandemError):
 
 class InvalidRequest(RequestError, ValueError):
     pass
+
+
+class InvalidSchema(InvalidRequest):
+    code = "invalid_schema"
 
 
 class ContextLengthExceeded(InvalidRequest):

@@ -10,40 +10,68 @@ from typing import TypeVar
 
 import msgspec
 
-from srt.errors import InvalidRequest
+from srt.errors import InvalidRequest, InvalidSchema
+from srt.structured.service import Compiler
 from srt.wire.limits import Limits, check, check_length, check_prompt, check_rid, check_tokens
 from srt.wire.messages import Detokenize, Generate, Tokenize, Work
-from srt.wire.params import ChatMessage, ChatOptions, TextOptions
+from srt.wire.params import ChatMessage, ChatOptions, Grammar, TextOptions
 from tokenizer_proc.codec import Codec
 
 T = TypeVar("T")
 
 LONG_CHARS = 8192  # texts from here on are encoded off the event loop
 LONG_TOKENS = 4096
+GRAMMAR_SECONDS = 5.0  # for compiling one, waiting for those before it included
 CONTEXT_TOKENS = 16  # prompt ids the detokenizer gets, so that the first piece joins well
 INT64_SPAN = 2**64
 
 
 class Intake:
-    """`vocab_size` and `context_length` are the model's. `seed` 0 draws differently at every start."""
+    """`vocab_size` and `context_length` are the model's. `seed` 0 draws differently at every start.
+    `compiler` None: requests with a grammar are refused."""
 
     def __init__(
-        self, codec: Codec, limits: Limits, *, vocab_size: int, context_length: int, seed: int = 0
+        self,
+        codec: Codec,
+        limits: Limits,
+        *,
+        vocab_size: int,
+        context_length: int,
+        seed: int = 0,
+        compiler: Compiler | None = None,
     ) -> None:
         self._codec = codec
         self._limits = limits
         self._vocab_size = vocab_size
         self._context_length = context_length
+        self._compiler = compiler
         self._seeds = random.Random(seed or None)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._compiler is not None:
+            self._compiler.close()
 
     def check(self, message: Generate) -> None:
         """All that can be said without tokenizing. Raises RequestError."""
         check(message, self._limits, self._vocab_size, self._context_length)
         self._check_template(message.messages)
+
+    async def check_grammar(self, grammar: Grammar | None) -> None:
+        """Off the event loop, so nobody waits but who sent it. Raises InvalidSchema with the reason."""
+        if grammar is None:
+            return
+        field = grammar.field
+        if self._compiler is None:
+            raise InvalidRequest(f"{field}: this engine serves no grammars", param=field)
+        try:
+            checked = asyncio.wrap_future(self._compiler.check(grammar))
+            await asyncio.wait_for(checked, GRAMMAR_SECONDS)
+        except TimeoutError:
+            raise InvalidSchema(
+                f"{field}: it could not be compiled within {GRAMMAR_SECONDS:g} s", param=field
+            ) from None
 
     async def read_prompt(self, message: Generate) -> tuple[str | None, list[int]]:
         """The prompt's text (None if ids were given and nobody asked for it) and ids."""

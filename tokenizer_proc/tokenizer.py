@@ -12,6 +12,7 @@ import math
 from collections.abc import Coroutine
 
 from srt import errors as e
+from srt.structured.service import Compiler
 from srt.wire.channels import PeerGone, PeerSlow, Receiver, RouterEnd, Sender
 from srt.wire.convert import to_failure
 from srt.wire.limits import Limits
@@ -55,7 +56,7 @@ logger = logging.getLogger(__name__)
 class TokenizerService:
     """Runs in one event loop; owns its three channels only while it runs, the caller closes them.
 
-    `tick` is the rhythm of pings and of every check below, in seconds.
+    `tick` is the rhythm of pings and of every check below, in seconds. `compiler` None: no grammars.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class TokenizerService:
         ask_seconds: float = ASK_SECONDS,
         seed: int = 0,
         tick: float = TICK,
+        compiler: Compiler | None = None,
     ) -> None:
         self._front = front
         self._work = work
@@ -84,6 +86,7 @@ class TokenizerService:
             vocab_size=card.vocab_size,
             context_length=card.context_length,
             seed=seed,
+            compiler=compiler,
         )
         self._stall_seconds = stall_seconds
         self._drain_seconds = drain_seconds
@@ -185,6 +188,7 @@ class TokenizerService:
         if request.is_over:
             return
         try:
+            await self._intake.check_grammar(message.params.grammar)
             text, ids = await self._intake.read_prompt(message)
             self._intake.check_length(message, len(ids))
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
@@ -45,7 +46,19 @@ def build_request(
         request.token_ids = list(prompt)  # type: ignore[arg-type]
     else:
         request.messages = read_messages(prompt)  # type: ignore[arg-type]
-    return request
+    return _check_types(request)
+
+
+def _check_types(request: Generate) -> Generate:
+    """Python lets anything into a field; the wire does not. Found here, the field can be named."""
+    try:
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Generate)
+    except msgspec.ValidationError as error:
+        place = str(error).rpartition("`$.")[2].rstrip("`").removeprefix("params.")
+        field = re.split(r"[.\[]", place)[0] or None
+        raise InvalidRequest(f"{field or 'request'}: {error}", param=field) from None
+    except (TypeError, OverflowError, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"this request cannot be sent: {error}") from None
 
 
 def read_messages(turns: Sequence[Turn]) -> list[ChatMessage]:

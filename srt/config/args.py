@@ -84,6 +84,7 @@ class ServerArgs:
     max_stop: int = typed(32, "serving", "most stop strings of one request", least=0)
     max_stop_chars: int = typed(1024, "serving", "longest stop string, characters", least=1)
     max_logit_bias: int = typed(1024, "serving", "most biased tokens of one request", least=0)
+    max_grammar_chars: int = typed(65_536, "serving", "longest JSON schema, regex, choice list or grammar of one request, characters", least=1)
     default_deadline: float = typed(600.0, "serving", "seconds a request may take if it sets no deadline", least=0)
     stall_seconds: float = typed(20.0, "serving", "silence after which the engine counts as stuck", least=0)
     drain_seconds: float = typed(30.0, "serving", "time for running requests after SIGTERM", least=0)

@@ -135,6 +135,7 @@ class ServingBag(Bag):
     max_stop: int
     max_stop_chars: int
     max_logit_bias: int
+    max_grammar_chars: int
     default_deadline: float
     stall_seconds: float
     drain_seconds: float

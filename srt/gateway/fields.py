@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from srt.gateway import checks
+from srt.gateway import checks, forms
 from srt.gateway.checks import Rule
 
 Endpoint = Literal["chat", "completions", "generate", "tokenize", "detokenize"]
@@ -72,7 +72,7 @@ _POSITIVE = checks.integer(1, 2**31 - 1)
 _YES_NO = checks.boolean()
 _ANY = checks.anything
 _TOOLS = "tool calls are not supported yet"
-_GRAMMAR = "constrained output is not supported yet"
+_GRAMMAR = "named otherwise here: "
 _LABEL = "a label for the caller's own records; the engine keeps none"
 
 _INPUT = (
@@ -143,6 +143,17 @@ _SAMPLING = (
     exact("n", SAMPLED, checks.integer(1, 2**31 - 1, lambda s: s.max_n), "samples per prompt"),
 )  # fmt: skip
 
+_FORM = (
+    exact(
+        "response_format", SAMPLED, forms.response_format(),
+        "a schema is always enforced, `strict` or not; the text is complete unless finish_reason is "
+        "`length`; a keyword that cannot be enforced is refused by name",
+    ),
+    exact("regex", SAMPLED, forms.pattern("regex"), "the whole output matches it"),
+    exact("choice", SAMPLED, forms.choices(), "the output is one of them"),
+    exact("grammar", SAMPLED, forms.pattern("lark"), "llguidance's dialect of Lark"),
+)  # fmt: skip
+
 _OUTPUT = (
     exact("stream", SAMPLED, _YES_NO),
     exact(
@@ -179,7 +190,6 @@ _REFUSED = (
     refused("parallel_tool_calls", CHAT, _TOOLS),
     refused("functions", CHAT, "deprecated; and " + _TOOLS, ([],)),
     refused("function_call", CHAT, "deprecated; and " + _TOOLS, ("none",)),
-    refused("response_format", SAMPLED, _GRAMMAR, ({"type": "text"},)),
     refused("reasoning_effort", CHAT, "no reasoning control for this model", ("none",)),
     refused("modalities", CHAT, "text is the only output", (["text"],)),
     refused("audio", CHAT, "text is the only output"),
@@ -192,6 +202,7 @@ _REFUSED = (
     refused("prompt_logprobs", OPENAI, "use `echo` with `logprobs` on /v1/completions, or /generate"),
     refused("suffix", COMPLETIONS, "text is only written after a prompt, not before one", ("",)),
     refused("logprobs_mode", SAMPLED, "only raw logprobs are computed", ("raw",)),
+    refused("structural_tag", SAMPLED, "not supported; write it as a `grammar`"),
     refused("stop_regex", SAMPLED, "stop strings are plain text", ([],)),
     refused("prompt", CHAT, "chat takes `messages`"),
     refused("messages", COMPLETIONS, "completions take `prompt`; messages go to chat completions"),
@@ -200,10 +211,11 @@ _REFUSED = (
     refused("sampling_params", GENERATE, "its fields stand at the top level here"),
     refused("stream_options", GENERATE, "the last event always has the usage"),
     *(
-        refused(name, SAMPLED, _GRAMMAR)
-        for name in (
-            "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
-            "json_schema", "regex", "ebnf", "structural_tag", "grammar",
+        refused(name, SAMPLED, _GRAMMAR + here)
+        for name, here in (
+            ("guided_json", "response_format"), ("json_schema", "response_format"),
+            ("guided_regex", "regex"), ("guided_choice", "choice"), ("guided_grammar", "grammar"),
+            ("ebnf", "grammar"), ("structured_outputs", "response_format, regex, choice, grammar"),
         )
     ),
     *(refused(name, SAMPLED, "no adapters are loaded") for name in ("lora_path", "lora_request")),
@@ -244,7 +256,7 @@ _IGNORED = (
 )
 
 FIELDS: tuple[Field, ...] = (
-    *_INPUT, *_LENGTH, *_SAMPLING, *_OUTPUT, *_SERVICE, _BEST_OF, *_REFUSED, *_IGNORED,
+    *_INPUT, *_LENGTH, *_SAMPLING, *_FORM, *_OUTPUT, *_SERVICE, _BEST_OF, *_REFUSED, *_IGNORED,
 )  # fmt: skip
 
 

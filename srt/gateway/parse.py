@@ -12,7 +12,7 @@ from srt.gateway.fields import Endpoint, fields_of
 from srt.gateway.settings import Defaults
 from srt.gateway.transcript import read_messages
 from srt.wire.messages import Generate
-from srt.wire.params import ChatOptions, SamplingParams
+from srt.wire.params import ChatOptions, Grammar, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +137,18 @@ def read_sampling(
         stop=get("stop", []),
         stop_token_ids=get("stop_token_ids", []),
         ignore_eos=get("ignore_eos", False),
+        grammar=read_grammar(parsed),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
+
+
+def read_grammar(parsed: Parsed) -> Grammar | None:
+    names = ("response_format", "regex", "choice", "grammar")
+    given = [name for name in names if parsed.get(name) is not None]
+    if len(given) > 1:
+        refuse(given[1], f"cannot be combined with {given[0]}: an output has one form")
+    return parsed.get(given[0]) if given else None
 
 
 def read_service(parsed: Parsed, default_deadline: float | None) -> dict[str, Any]:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from srt.gateway.settings import GatewaySettings
     from srt.protocols.worker import Worker
     from srt.scheduler.loop import Scheduler
+    from srt.structured.service import ThreadedGrammars
+    from srt.structured.tokens import TokenTable
     from tokenizer_proc.codec import Codec
     from tokenizer_proc.tokenizer import TokenizerService
 
@@ -38,6 +40,7 @@ ShowPhase = Callable[[str, float | None], None]
 class SchedulerPart:
     scheduler: Scheduler
     worker: Worker
+    grammars: ThreadedGrammars
 
     def describe(self) -> dict[str, Any]:
         """For the ready line: who got how much memory, how many tokens fit."""
@@ -50,6 +53,7 @@ class SchedulerPart:
 
     def close(self) -> None:
         self.scheduler.close()
+        self.grammars.close()
         self.worker.close()
 
 
@@ -57,6 +61,7 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
     """Weights, pools, backends, scheduler. Raises ConfigError."""
     from srt.scheduler.budget import Settings
     from srt.scheduler.build import build_scheduler
+    from srt.structured.service import ThreadedGrammars
 
     worker = build_worker(boot, show)
     schedule, memory, spec = get_schedule(), get_memory(), get_spec()
@@ -75,6 +80,10 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
         draft_budget=spec.speculative_batch_tokens,
     )
     journal = get_observability().journal
+    facts = worker.facts
+    grammars = ThreadedGrammars(
+        lambda: load_tokens(load_text(boot), facts.vocab_size, facts.end_token_ids)
+    )
     scheduler = build_scheduler(
         worker,
         settings,
@@ -82,8 +91,9 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
         time.monotonic,
         get_context().describe,
         None if journal is None else Path(journal),
+        grammars,
     )
-    return SchedulerPart(scheduler, worker)
+    return SchedulerPart(scheduler, worker, grammars)
 
 
 def build_worker(boot: Boot, show: ShowPhase) -> Worker:
@@ -115,14 +125,26 @@ def load_text(boot: Boot) -> Codec:
     return load_codec(boot.facts.model, model.tokenizer, model.chat_template)
 
 
+def load_tokens(codec: Codec, vocab_size: int, end_ids: list[int]) -> TokenTable:
+    """`vocab_size` and `end_ids` are the model's."""
+    from srt.structured.tokens import build_table
+
+    return build_table(codec.token_bytes, codec.is_special, vocab_size, end_ids)
+
+
 def build_tokenizer(
     boot: Boot, front: RouterEnd, work: Sender, text: Receiver[TextMessage], codec: Codec
 ) -> TokenizerService:
+    from srt.structured.service import Compiler
     from tokenizer_proc.card import EngineCard
     from tokenizer_proc.tokenizer import TokenizerService
 
     serving = get_serving()
     context = get_context()
+    model = boot.facts.model
+    compiler = Compiler(
+        lambda: load_tokens(codec, model.vocab_size, model.end_token_ids), "check-grammar"
+    )
     return TokenizerService(
         front,
         work,
@@ -135,18 +157,20 @@ def build_tokenizer(
             max_stop=serving.max_stop,
             max_stop_chars=serving.max_stop_chars,
             max_logit_bias=serving.max_logit_bias,
+            max_grammar_chars=serving.max_grammar_chars,
             default_deadline=serving.default_deadline,
         ),
         EngineCard(
             model=get_model().served_model_name,
             context_length=context.target.context_length,
-            vocab_size=boot.facts.model.vocab_size,
+            vocab_size=model.vocab_size,
             engine_id=boot.engine_id,
             config_hash=context.describe()["config_hash"],
         ),
         stall_seconds=serving.stall_seconds,
         drain_seconds=serving.drain_seconds,
         seed=get_device().seed,
+        compiler=compiler,
     )
 
 

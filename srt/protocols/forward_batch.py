@@ -52,6 +52,8 @@ class Slice:
     `draft`: with `tokens` None, up to that many guessed tokens may be computed and verified along with
     this one; pages for them are there, and the result has 1 to 1 + draft tokens. With `tokens` given,
     the last `draft` of these are guesses: each is kept only if it is what the token before it draws.
+    `allowed`: only these tokens may be drawn, bit `i % 8` of byte `i // 8` for token i, one bit for
+    each of the vocabulary.
     """
 
     row: int
@@ -62,6 +64,7 @@ class Slice:
     prompt_logprobs: int | None = None
     targets: list[int] = field(default_factory=list)
     draft: int = 0
+    allowed: bytes | None = None
 
 
 @dataclass(slots=True, kw_only=True)

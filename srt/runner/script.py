@@ -6,10 +6,11 @@
      "context_length": 4096, "step_seconds": 0.0}
 
 After its end a script goes on with the first end token. A token that is forbidden at its position
-(logit_bias of -100 or less, or a stop id before `min_tokens`) gives way to the next permitted one of
-the script, then to the lowest permitted id. Sampling parameters change nothing else. Logprobs are
-those of a model whose scripted token has logit 10 and every other one 0; over the prompt all logits
-are 0. Everything the scheduler hands over is checked as a real runner would rely on it.
+(by the grammar, by a logit_bias of -100 or less, or as a stop id before `min_tokens`) gives way to the
+next permitted one of the script, then to the lowest permitted id. Sampling parameters change nothing
+else. Logprobs are those of a model whose scripted token has logit 10 and every other one 0; over the
+prompt all logits are 0. Everything the scheduler hands over is checked as a real runner would rely
+on it.
 """
 
 from __future__ import annotations
@@ -191,15 +192,19 @@ class ScriptedWorker:
             ]
         if piece.sample:
             assert end == len(row.tokens), "only the last position is followed by a sample"
-            favourite, token = self._choose(row)
+            favourite, chosen = self._choose(row, piece.allowed)
+            token = self._script.end_token_ids[0] if chosen is None else chosen
             row.tokens.append(token)
+            if chosen is None:
+                result.error = "no token can be chosen: every one is forbidden"
+                return result
             result.tokens = [token]
             if row.setup.params.logprobs is not None:
                 result.logprobs = [self._logprobs(favourite, token, row.setup.params.logprobs)]
         return result
 
-    def _choose(self, row: _Row) -> tuple[int, int]:
-        """The token the model favours, and the one it may give."""
+    def _choose(self, row: _Row, allowed: bytes | None) -> tuple[int, int | None]:
+        """The token the model favours, and the one it may give, if there is any."""
         position = len(row.tokens) - row.setup.prompt_len
         params = row.setup.params
         banned = {token for token, bias in params.logit_bias.items() if bias <= -100}
@@ -207,9 +212,11 @@ class ScriptedWorker:
             banned.update(row.setup.stop_ids)
         wanted = [*row.script[position:], self._script.end_token_ids[0]]
         for token in (*wanted, *range(self._script.vocab_size)):
-            if token not in banned:
+            if token in banned:
+                continue
+            if allowed is None or allowed[token // 8] >> token % 8 & 1:
                 return wanted[0], token
-        raise ValueError("logit_bias forbids every token")
+        return wanted[0], None
 
     def _logprobs(self, favourite: int | None, token: int, num_top: int) -> TokenLogprobs:
         """Of a distribution with one peak, or none."""

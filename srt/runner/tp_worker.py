@@ -90,13 +90,15 @@ class TpModelWorker:
 
     def _sample(self, slices: list[Slice], logits: torch.Tensor) -> list[Run]:
         rows = [piece.row for piece in slices]
+        allowed = [piece.allowed for piece in slices]
+        masks = allowed if any(mask is not None for mask in allowed) else None
         if any(piece.draft for piece in slices):
             guesses = [(piece.tokens or [])[piece.length - piece.draft :] for piece in slices]
-            runs = accept_chains(self.sampler, logits, rows, guesses)
+            runs = accept_chains(self.sampler, logits, rows, guesses, masks)
             last = torch.tensor([run.last for run in runs], dtype=torch.int64, device=logits.device)
             self.runner.remember(rows, last)
             return runs
-        sampled = self.sampler.sample(logits, rows)
+        sampled = self.sampler.sample(logits, rows, masks)
         self.runner.remember(rows, sampled.tokens)
         return [
             Run(tokens=[token], logprobs=[logprobs], error=error)

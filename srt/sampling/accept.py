@@ -39,20 +39,31 @@ class Run:
 
 
 def accept_chains(
-    sampler: Sampler, logits: torch.Tensor, rows: list[int], guesses: list[list[int]]
+    sampler: Sampler,
+    logits: torch.Tensor,
+    rows: list[int],
+    guesses: list[list[int]],
+    masks: list[bytes | None] | None = None,
 ) -> list[Run]:
     """One run for each of `rows`, all different. logits: [sum(1 + len(guess)), V] float32, chain after
-    chain: those behind the last known token, then behind each guess. They may be changed in place."""
+    chain: those behind the last known token, then behind each guess. They may be changed in place.
+
+    `masks` are those of `Slice.allowed`. A row that has one has no guesses: what may follow a guess is
+    known only when the grammar has taken it.
+    """
     firsts, first = [], 0
     for guess in guesses:
         firsts.append(first)
         first += 1 + len(guess)
     assert first == len(logits), (first, len(logits))
+    assert masks is None or not any(m and g for m, g in zip(masks, guesses, strict=True))
     runs = [Run() for _ in rows]
     alive, depth = list(range(len(rows))), 0
     while alive:
         index = [firsts[chain] + depth for chain in alive]
-        sampled = sampler.sample(logits[index], [rows[chain] for chain in alive])
+        sampled = sampler.sample(
+            logits[index], [rows[chain] for chain in alive], None if depth else masks
+        )
         going = []
         for place, (chain, token) in enumerate(zip(alive, sampled.tokens.tolist(), strict=True)):
             run, guess, error = runs[chain], guesses[chain], sampled.errors[place]

@@ -10,6 +10,7 @@ import torch
 from srt.protocols.forward_batch import RowSetup
 from srt.sampling.draw import best_tokens, draw, token_weights
 from srt.sampling.logprobs import token_logprobs
+from srt.sampling.masks import forbid_unmasked
 from srt.sampling.noise import position_keys
 from srt.sampling.penalties import PenaltyTables
 from srt.sampling.plan import Draws, Plan, Planner, RowState
@@ -31,9 +32,9 @@ class Sampler:
     for penalised rows which. `sample` advances that state itself, in launch order, so the next step
     can be launched before this one's tokens are known to anybody.
 
-    The order of the rules: bias and bans, penalties, temperature, top_k, top_p, min_p, draw. A bias of
-    -100 or less forbids its token; any other is added as it is. Greedy rows take the largest logit
-    after bans and penalties; of equal ones the lowest id.
+    The order of the rules: grammar, bias and bans, penalties, temperature, top_k, top_p, min_p, draw.
+    A bias of -100 or less forbids its token; any other is added as it is. Greedy rows take the largest
+    logit after bans and penalties; of equal ones the lowest id.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: str | torch.device = "cpu") -> None:
@@ -62,12 +63,17 @@ class Sampler:
             self._plan = None
 
     @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, rows: list[int]) -> Sampled:
+    def sample(
+        self, logits: torch.Tensor, rows: list[int], masks: list[bytes | None] | None = None
+    ) -> Sampled:
         """One token for each of `rows`, all different and opened before. logits: [S, V] float32, row i
-        those of `rows[i]`; they may be changed in place."""
+        those of `rows[i]`; they may be changed in place. masks: of each row, what its grammar permits,
+        see `Slice.allowed`."""
         logits = logits.contiguous()
         plan = self._plan_of(rows)
-        raw = self._raw_rows(logits, plan)
+        raw = self._raw_rows(logits, plan, is_masked=masks is not None)
+        if masks is not None:
+            forbid_unmasked(logits, masks)
         self._apply_rules(logits, plan)
         peaks, tokens = best_tokens(logits)
         errors = explain_peaks(peaks)
@@ -126,12 +132,14 @@ class Sampler:
             self._plan = self._planner.build(rows, known)
         return self._plan
 
-    def _raw_rows(self, logits: torch.Tensor, plan: Plan) -> torch.Tensor | None:
+    def _raw_rows(
+        self, logits: torch.Tensor, plan: Plan, *, is_masked: bool
+    ) -> torch.Tensor | None:
         """The logits of the rows that want log-probabilities, safe from the rules."""
         if not plan.logprob_places:
             return None
         if len(plan.logprob_places) == len(plan.rows):
-            return logits.clone() if plan.changes_logits else logits
+            return logits.clone() if plan.changes_logits or is_masked else logits
         return logits[plan.logprob_places]
 
     def _apply_rules(self, logits: torch.Tensor, plan: Plan) -> None:

@@ -60,6 +60,17 @@ class Admission:
 
         return walk(), places
 
+    def refuse_all(self, left: int) -> Refusal | None:
+        """Why nobody at all can be admitted now, whoever is first: rows or tokens are used up."""
+        active = self._roster.active
+        settings = self._settings
+        most = min(settings.max_running, self._store.rows.total, settings.max_step_tokens - 1)
+        if len(active) >= most:
+            return Refusal(reason=Reason.ROWS, needed=1, behind=active[0].uid)
+        if left <= 0:
+            return Refusal(reason=Reason.TOKEN_BUDGET, needed=1)
+        return None
+
     def _peek(self, request: Request) -> int:
         limit = _match_limit(request)
         return self._store.cache.peek(request.tokens, request.work.cache_salt, limit)
@@ -109,6 +120,8 @@ class Admission:
     def _refuse_early(self, request: Request, step: int, left: int) -> Refusal | None:
         """The reasons that need no look at the cache."""
         active = self._roster.active
+        if request.awaits_grammar:
+            return Refusal(reason=Reason.GRAMMAR)
         leader = self._roster.live.get(-1 if request.work.leader is None else request.work.leader)
         if leader is not None and self._settings.radix_cache and not leader.is_shared:
             can_share = request.prompt_len > self._store.page_size and _match_limit(request) > 0
@@ -116,13 +129,7 @@ class Admission:
                 return Refusal(reason=Reason.LEADER, behind=leader.uid)
         if step < request.cool_until and active:
             return Refusal(reason=Reason.COOL_DOWN, needed=request.cool_until - step)
-        settings = self._settings
-        most = min(settings.max_running, self._store.rows.total, settings.max_step_tokens - 1)
-        if len(active) >= most:
-            return Refusal(reason=Reason.ROWS, needed=1, behind=active[0].uid)
-        if left <= 0:
-            return Refusal(reason=Reason.TOKEN_BUDGET, needed=1)
-        return None
+        return self.refuse_all(left)
 
     def _pages_needed(self, request: Request) -> int:
         """Pages for its prompt and everybody's expected growth, before what the cache has."""

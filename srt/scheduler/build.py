@@ -9,6 +9,7 @@ from typing import Any
 from srt.cache.no_cache import NoCache
 from srt.cache.radix import RadixCache
 from srt.cache.store import KVStore
+from srt.protocols.grammar import Grammars
 from srt.protocols.prefix_cache import PrefixCache
 from srt.protocols.worker import Worker, WorkerFacts
 from srt.scheduler.budget import Settings
@@ -37,12 +38,14 @@ def build_scheduler(
     clock: Callable[[], float],
     config: Callable[[], dict[str, Any]] = dict,
     journal: Path | None = None,
+    grammars: Grammars | None = None,
 ) -> Scheduler:
     """`config` answers the topic "config". `journal`: record everything for a replay there; then
-    `Scheduler.close` ends the file."""
+    `Scheduler.close` ends the file. `grammars` None: requests with a grammar are refused."""
     recorder = None
     if journal is not None:
         recorder = Recorder(journal, worker, settings, clock)
+        grammars = None if grammars is None else recorder.record_grammars(grammars)
     return Scheduler(
         worker=worker if recorder is None else recorder,
         store=build_store(worker.facts, settings),
@@ -51,4 +54,5 @@ def build_scheduler(
         clock=clock if recorder is None else recorder.clock,
         config=config,
         recorder=recorder,
+        grammars=grammars,
     )

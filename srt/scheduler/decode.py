@@ -50,6 +50,11 @@ class Decode:
             needed += request.lease.missing_pages(request.length)
         return needed - self._store.num_available if needed else 0
 
+    def needs_a_token(self) -> bool:
+        """Whether one that is due cannot be planned before its last token is here: what a grammar
+        permits next depends on it."""
+        return any(r.in_flight and r.allowed is not None for r in self._due())
+
     def make_room(self, now: float, step: int) -> None:
         """Retracts until the next decode step has its pages. Nothing may be in flight.
 
@@ -100,7 +105,14 @@ class Decode:
             assert lease is not None
             request.computed = length
             request.in_flight += 1
-            piece = Slice(row=lease.row, start=length - 1, length=1, tokens=None, sample=True)
+            piece = Slice(
+                row=lease.row,
+                start=length - 1,
+                length=1,
+                tokens=None,
+                sample=True,
+                allowed=request.allowed,
+            )
             if most and lease.grow(length + most):
                 piece.draft = most
             pieces.append(Piece(request=request, slice=piece, ends_prefill=False))

@@ -7,6 +7,7 @@ import logging
 from srt.cache.store import KVStore
 from srt.errors import EngineError, TandemError
 from srt.metrics.registry import Registry
+from srt.protocols.grammar import Grammars
 from srt.scheduler.budget import Growth
 from srt.scheduler.outbox import Outbox
 from srt.scheduler.policy import Shares
@@ -45,6 +46,7 @@ class Finisher:
         growth: Growth,
         outbox: Outbox,
         metrics: Registry,
+        grammars: Grammars | None = None,
     ) -> None:
         self._roster = roster
         self._queue = queue
@@ -53,6 +55,7 @@ class Finisher:
         self._growth = growth
         self._outbox = outbox
         self._metrics = metrics
+        self._grammars = grammars
 
     def finish(
         self,
@@ -82,6 +85,8 @@ class Finisher:
             self._queue.remove(request)
         request.state = State.FINISHED
         request.refusal = None
+        if request.params.grammar is not None and self._grammars is not None:
+            self._grammars.forget(request.uid)
         if not is_rejected:
             del self._roster.live[request.uid]
             self._shares.leave(request.tenant)

@@ -15,6 +15,7 @@ from srt.errors import (
     TandemError,
 )
 from srt.protocols.worker import WorkerFacts
+from srt.scheduler.constraint import Constraint
 from srt.scheduler.finish import Finisher
 from srt.scheduler.outbox import Outbox
 from srt.scheduler.policy import Shares
@@ -38,6 +39,7 @@ class Inbox:
         shares: Shares,
         outbox: Outbox,
         finisher: Finisher,
+        constraint: Constraint,
     ) -> None:
         self._facts = facts
         self._roster = roster
@@ -46,6 +48,7 @@ class Inbox:
         self._shares = shares
         self._outbox = outbox
         self._finisher = finisher
+        self._constraint = constraint
         self._end_ids = frozenset(facts.end_token_ids)
         self._num_arrived = 0
         self._deadlines: list[tuple[float, int]] = []
@@ -69,6 +72,7 @@ class Inbox:
         self._roster.live[work.uid] = request
         self._shares.arrive(request.tenant)
         self._queue.add(request)
+        self._constraint.open(request)
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, work.uid))
         self._outbox.item(work.uid).opened = work.text
@@ -100,6 +104,9 @@ class Inbox:
     def _check(self, request: Request) -> TandemError | None:
         if self.drain_until is not None:
             return ShuttingDown("the engine is shutting down and takes nothing new")
+        refused = self._constraint.check(request)
+        if refused is not None:
+            return refused
         prompt_len, wanted = request.prompt_len, request.params.max_tokens
         if prompt_len == 0:
             return InvalidRequest("the prompt has no tokens", param="prompt")

@@ -20,10 +20,12 @@ from typing import Any
 from srt.cache.store import KVStore
 from srt.errors import EngineDead, InternalError
 from srt.metrics.registry import Registry
+from srt.protocols.grammar import Grammars
 from srt.protocols.worker import Worker
 from srt.scheduler.admission import Admission
 from srt.scheduler.budget import Growth, Settings
 from srt.scheduler.commands import Commands
+from srt.scheduler.constraint import Constraint
 from srt.scheduler.decode import Decode
 from srt.scheduler.finish import Finisher
 from srt.scheduler.inbox import Inbox
@@ -55,6 +57,7 @@ class Scheduler:
         clock: Callable[[], float],
         config: Callable[[], dict[str, Any]] = dict,
         recorder: Recorder | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         facts = worker.facts
         self._recorder = recorder
@@ -70,12 +73,14 @@ class Scheduler:
         roster, queue, metrics = self._roster, self._queue, self._registry
         finisher = Finisher(
             roster=roster, queue=queue, store=store, shares=shares, growth=growth,
-            outbox=self._outbox, metrics=metrics,
+            outbox=self._outbox, metrics=metrics, grammars=grammars,
         )  # fmt: skip
         self._finisher = finisher
+        constraint = Constraint(grammars=grammars, roster=roster, finisher=finisher)
+        self._constraint = constraint
         self._inbox = Inbox(
             facts=facts, roster=roster, queue=queue, store=store, shares=shares,
-            outbox=self._outbox, finisher=finisher,
+            outbox=self._outbox, finisher=finisher, constraint=constraint,
         )  # fmt: skip
         pace = Pace(
             most=settings.draft_tokens,
@@ -90,8 +95,9 @@ class Scheduler:
         )  # fmt: skip
         self._prefill = Prefill(roster=roster, queue=queue, admission=admission, settings=settings)
         self._receiving = Receiving(
-            finisher=finisher, outbox=self._outbox, shares=shares, metrics=metrics, pace=pace
-        )
+            finisher=finisher, outbox=self._outbox, shares=shares, constraint=constraint,
+            metrics=metrics, pace=pace,
+        )  # fmt: skip
         self._steps = StepLog(settings.step_log)
         self._commands = Commands(
             roster=roster, queue=queue, store=store, outbox=self._outbox, steps=self._steps,
@@ -122,6 +128,7 @@ class Scheduler:
         for message in messages:
             self._take(message, now)
         self._inbox.expire(now)
+        self._constraint.admit_ready(now)
         times.append(self._clock())
         try:
             pieces, num_decodes = self._plan(now)
@@ -165,11 +172,12 @@ class Scheduler:
 
     def _plan(self, now: float) -> tuple[list[Piece], int]:
         """The pieces of the next step: decodes first, then prompts. If pages are short, what is in
-        flight comes home first: it may free some, and only then is it known what to retract. So does
-        a step with guesses: before, nobody knows at which positions its rows go on."""
+        flight comes home first: it may free some, and only then is it known what to retract. So it
+        does if a grammar runs: leaving that request out instead would halve its pace; and so does a
+        step with guesses: before, nobody knows at which positions its rows go on."""
         if any(flight.has_guesses for flight in self._flights):
             self._land()
-        if self._decode.shortage() > 0:
+        if self._decode.shortage() > 0 or self._decode.needs_a_token():
             self._land()
             self._decode.make_room(now, self._step)
         decodes = self._decode.plan()

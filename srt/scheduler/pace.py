@@ -19,7 +19,8 @@ FREE_MISSES = 2  # in a row, before the first pause
 
 
 class Pace:
-    """`most` 0: nobody ever gets a guess."""
+    """`most` 0: nobody ever gets a guess. A request with a grammar never does: what a grammar allows
+    behind a guess is known only when it has taken the guess."""
 
     def __init__(self, *, most: int, budget: int) -> None:
         self._most = most
@@ -34,7 +35,7 @@ class Pace:
         return [self._length(request, share) for request in due]
 
     def _length(self, request: Request, share: int) -> int:
-        if share < 1 or request.remaining < 2:
+        if share < 1 or request.remaining < 2 or request.params.grammar is not None:
             return 0
         if request.draft_wait:
             request.draft_wait -= 1

@@ -33,6 +33,11 @@ class Prefill:
         return pieces
 
     def _admit(self, now: float, step: int, left: int, pieces: list[Piece]) -> None:
+        refusal = self._admission.refuse_all(left)
+        if refusal is not None:  # ranking a long queue would be for nothing
+            for request in self._queue:
+                request.refusal = refusal
+            return
         candidates, places = self._admission.candidates(now)
         blocked: Request | None = None
         tried: list[tuple[Request, Refusal]] = []
@@ -43,7 +48,10 @@ class Prefill:
                 continue
             request.refusal = refusal
             tried.append((request, refusal))
-            if refusal.reason is not Reason.LEADER:  # the only wait that no one else need share
+            if refusal.reason not in (
+                Reason.LEADER,
+                Reason.GRAMMAR,
+            ):  # no one else need share these
                 blocked = request
                 break
         if blocked is not None:
@@ -84,6 +92,8 @@ class Prefill:
             tokens=request.tokens[start:end],
             sample=is_last and request.max_output > 0,
         )
+        if piece.sample:
+            piece.allowed = request.allowed
         if request.prompt_logprobs is not None:
             piece.prompt_logprobs = request.params.prompt_logprobs
             piece.targets = request.tokens[start + 1 : end + 1]

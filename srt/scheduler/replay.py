@@ -13,10 +13,23 @@ from pathlib import Path
 import msgspec
 
 from srt.protocols.forward_batch import ForwardBatch, StepResult
+from srt.protocols.grammar import Opened
 from srt.protocols.worker import WorkerFacts
 from srt.scheduler.build import build_scheduler
-from srt.scheduler.journal import Head, Launch, Messages, Reading, Record, Result, digest
+from srt.scheduler.journal import (
+    Followed,
+    GrammarsReady,
+    Head,
+    Launch,
+    Messages,
+    Reading,
+    Record,
+    Result,
+    digest,
+)
+from srt.wire.convert import from_failure
 from srt.wire.messages import Message, WorkMessage
+from srt.wire.params import Grammar
 
 
 class Diverged(Exception):
@@ -24,7 +37,7 @@ class Diverged(Exception):
 
 
 class _Tape:
-    """A journal as the worker and the clock of a scheduler."""
+    """A journal as the worker, the clock and the grammars of a scheduler."""
 
     def __init__(self, path: Path) -> None:
         self._records = _read(path)
@@ -60,6 +73,31 @@ class _Tape:
             raise Diverged(f"step {batch.step} is another one than what was recorded")
         self.num_steps += 1
         return self
+
+    def open(self, uid: int, grammar: Grammar) -> None:
+        """Nothing: what became of it is on the tape."""
+
+    def ready(self, seconds: float) -> list[Opened]:
+        record = next(self._records, None)
+        if not isinstance(record, GrammarsReady):
+            raise Diverged(f"grammars are awaited where the journal has {type(record).__name__}")
+        found = []
+        for uid in record.uids:
+            failure = record.failures.get(uid)
+            error = None if failure is None else from_failure(failure)
+            found.append(Opened(uid=uid, error=error))
+        return found
+
+    def follow(self, uid: int, tokens: list[int]) -> bytes | None:
+        record = next(self._records, None)
+        if not isinstance(record, Followed):
+            raise Diverged(f"a grammar is followed where the journal has {type(record).__name__}")
+        if record.failure is not None:
+            raise from_failure(record.failure)
+        return None if record.is_complete else b""
+
+    def forget(self, uid: int) -> None:
+        """Nothing is kept."""
 
     def done(self) -> bool:
         return True
@@ -112,7 +150,9 @@ def replay(path: Path, keep: Callable[[Message], None] = lambda message: None) -
     """Runs a journal again; `keep` sees every message the scheduler sends. Raises ValueError if the
     file is no journal."""
     tape = _Tape(path)
-    scheduler = build_scheduler(tape, tape.head.settings, _Collector(keep), tape.clock)
+    scheduler = build_scheduler(
+        tape, tape.head.settings, _Collector(keep), tape.clock, grammars=tape
+    )
     num_turns = 0
     difference = None
     try:

@@ -31,6 +31,7 @@ class Reason(Enum):
     BEHIND = "behind"  # somebody ahead of it is blocked
     LEADER = "leader"  # another sample of the same prompt prefills for it
     COOL_DOWN = "cool_down"  # retracted a moment ago
+    GRAMMAR = "grammar"  # its grammar is being compiled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,8 @@ class Request:
     in_flight: int = 0
     retractions: int = 0
     cool_until: int = 0  # step number
+    # [grammar]
+    allowed: bytes | None = None  # what may follow `tokens`; None: anything, or not known yet
     # [receive]
     is_shared: bool = False  # its prompt was offered to the cache
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # collected, not yet sent
@@ -102,6 +105,10 @@ class Request:
     @property
     def params(self) -> SamplingParams:
         return self.work.params
+
+    @property
+    def awaits_grammar(self) -> bool:
+        return self.work.params.grammar is not None and self.allowed is None
 
     @property
     def output_len(self) -> int:

@@ -8,11 +8,13 @@ from srt.errors import InternalError
 from srt.metrics.registry import Registry
 from srt.protocols.forward_batch import ForwardBatch, RowSetup, Slice, SliceResult, StepResult
 from srt.protocols.worker import Ticket
+from srt.scheduler.constraint import Constraint
 from srt.scheduler.finish import Finisher, ending
 from srt.scheduler.outbox import Outbox
 from srt.scheduler.pace import Pace
 from srt.scheduler.policy import Shares
 from srt.scheduler.request import Request, State
+from srt.wire.params import FinishReason
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -71,12 +73,14 @@ class Receiving:
         finisher: Finisher,
         outbox: Outbox,
         shares: Shares,
+        constraint: Constraint,
         metrics: Registry,
         pace: Pace,
     ) -> None:
         self._finisher = finisher
         self._outbox = outbox
         self._shares = shares
+        self._constraint = constraint
         self._metrics = metrics
         self._pace = pace
 
@@ -127,7 +131,7 @@ class Receiving:
         a right guess, whose KV is in its place."""
         item = self._outbox.item(request.uid)
         wants_logprobs = request.params.logprobs is not None and got.logprobs is not None
-        end = None
+        end: tuple[FinishReason, int | None] | None = None
         num_taken = 0
         for token in got.tokens:
             request.tokens.append(token)
@@ -143,6 +147,13 @@ class Receiving:
         if wants_logprobs and got.logprobs is not None:
             item.logprobs = (item.logprobs or []) + got.logprobs[:num_taken]
         self._count_tokens(request, num_taken, now)
+        if request.allowed is not None and (end is None or end[0] == "length"):
+            outcome = self._constraint.follow(request, got.tokens[:num_taken])
+            if outcome is True:
+                end = "stop", None
+            elif outcome is not False and end is None:
+                self._finisher.finish(request, "error", now, error=outcome)
+                return
         if end is not None:
             self._finisher.finish(request, end[0], now, matched=end[1])
 

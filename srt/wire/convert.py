@@ -7,6 +7,7 @@ from srt.wire.params import Failure
 
 LEAVES: tuple[type[e.TandemError], ...] = (
     e.InvalidRequest,
+    e.InvalidSchema,
     e.ContextLengthExceeded,
     e.RequestTooLarge,
     e.UnsupportedMediaType,

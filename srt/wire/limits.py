@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from srt.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarge
+from srt.errors import ContextLengthExceeded, InvalidRequest, InvalidSchema, RequestTooLarge
 from srt.wire.messages import Generate
-from srt.wire.params import ChatMessage, SamplingParams
+from srt.wire.params import ChatMessage, Grammar, SamplingParams
 
 INT64 = range(-(2**63), 2**63)
 
@@ -30,6 +30,7 @@ class Limits:
     max_stop_chars: int = 1024
     max_stop_token_ids: int = 1024
     max_logit_bias: int = 1024
+    max_grammar_chars: int = 65_536
     max_name_chars: int = 256  # rid, cache_salt, tenant
     max_priority: int = 1_000_000  # either side of 0
     default_deadline: float = 600.0
@@ -55,6 +56,7 @@ def check(
     _check_sampling(message.params)
     _check_stops(message, limits, vocab_size)
     _check_bias(message.params, limits, vocab_size)
+    _check_grammar(message.params.grammar, limits)
     _check_range("n", message.n, 1, limits.max_n)
     for name, value in (
         ("logprobs", message.params.logprobs),
@@ -224,6 +226,20 @@ def _check_bias(params: SamplingParams, limits: Limits, vocab_size: int) -> None
                 param=f"logit_bias.{token}",
             )
         _check_range(f"logit_bias.{token}", bias, -100.0, 100.0)
+
+
+def _check_grammar(grammar: Grammar | None, limits: Limits) -> None:
+    """Its size only; whether it can be served is for `srt.structured` to say."""
+    if grammar is None:
+        return
+    if grammar.kind != "json_object" and not grammar.text:
+        raise InvalidSchema(f"{grammar.field}: the {grammar.kind} is empty", param=grammar.field)
+    if len(grammar.text) > limits.max_grammar_chars:
+        raise InvalidSchema(
+            f"{grammar.field}: the {grammar.kind} has {len(grammar.text)} characters; at most "
+            f"{limits.max_grammar_chars} are taken",
+            param=grammar.field,
+        )
 
 
 def _check_range(name: str, value: float, low: float, high: float, above: bool = False) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 Bytes = bytes  # a field of that name hides the type where annotations are read
 FinishReason = Literal["stop", "length", "abort", "error"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 
 
 class Record(
@@ -20,11 +21,36 @@ class Record(
     """Base of every untagged value on the wire."""
 
 
+class Grammar(Record, frozen=True):
+    """What the output must look like.
+
+    `text`: of "json_schema" the schema; of "regex" the pattern, which must match the whole output; of
+    "choice" a JSON list of strings, one of which is the output; of "lark" a grammar in llguidance's
+    dialect of Lark; of "json_object" nothing.
+    """
+
+    kind: GrammarKind
+    text: str = ""
+
+    @property
+    def field(self) -> str:
+        """The request field it is asked with, for errors."""
+        match self.kind:
+            case "json_object" | "json_schema":
+                return "response_format"
+            case "lark":
+                return "grammar"
+        return self.kind
+
+
 class SamplingParams(Record, frozen=True):
     """How the next tokens are chosen and when to stop. Checked by `srt.wire.limits.check`.
 
-    The order of the rules is fixed: logit_bias and bans, penalties, temperature, top_k, top_p,
-    min_p, draw. `temperature == 0` is greedy: the arg max after bias, bans and penalties.
+    The order of the rules is fixed: grammar, logit_bias and bans, penalties, temperature, top_k,
+    top_p, min_p, draw. `temperature == 0` is greedy: the arg max after all that comes before it.
+    No bias lifts a token that the grammar forbids; if bans take away the last one that it permits,
+    the request ends in an error. A request whose grammar permits nothing further has finished
+    ("stop"), whatever `min_tokens` and `ignore_eos` say.
     """
 
     max_tokens: int | None = None  # None: up to the context length; 0: score the prompt only
@@ -41,6 +67,7 @@ class SamplingParams(Record, frozen=True):
     stop: list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    grammar: Grammar | None = None
     logprobs: int | None = None  # None: off; k: the chosen token and the k most likely ones
     prompt_logprobs: int | None = None  # same, for every prompt token but the first
 

@@ -14,6 +14,7 @@ from kernels.native_build import Library
 from kernels.ops import select
 from srt.config.facts import ModelFacts
 from srt.protocols.forward_batch import RowSetup
+from srt.protocols.grammar import Grammars
 from srt.protocols.worker import WorkerFacts
 from srt.runner.model_runner import ModelRunner
 from srt.runner.tp_worker import TpModelWorker
@@ -93,7 +94,9 @@ class Dictated(Sampler):
         for setup in setups:
             self._at[setup.row] = (setup.params.seed or 0, len(setup.tokens) - setup.prompt_len)
 
-    def sample(self, logits: torch.Tensor, rows: list[int]) -> Sampled:
+    def sample(
+        self, logits: torch.Tensor, rows: list[int], masks: list[bytes | None] | None = None
+    ) -> Sampled:
         tokens = []
         for row, values in zip(rows, logits, strict=True):
             seed, position = self._at[row]
@@ -114,6 +117,7 @@ class Engine:
         setting: Setting,
         library: Library | None = None,
         sampler: Sampler | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.outcomes: dict[int, Outcome] = {}
         self.started: list[int] = []  # uids in order of their first token
@@ -151,6 +155,7 @@ class Engine:
             outbox=self,
             settings=settings,
             clock=self._clock,
+            grammars=grammars,
         )
 
     def _build(
@@ -249,10 +254,11 @@ def engine(
     setting: Setting,
     library: Library | None = None,
     sampler: Sampler | None = None,
+    grammars: Grammars | None = None,
 ) -> Iterator[Engine]:
     """Closed behind you, and torch's threads are as many as before."""
     threads = torch.get_num_threads()
-    made = Engine(facts, setting, library, sampler)
+    made = Engine(facts, setting, library, sampler, grammars)
     try:
         yield made
     finally:

@@ -100,6 +100,8 @@ class HashWorker:
             seed = setup.params.seed or 0
             position = end - setup.prompt_len
             token = self.choose(read, seed, position, setup)
+            while piece.allowed is not None and not piece.allowed[token // 8] >> token % 8 & 1:
+                token = (token + 1) % self.facts.vocab_size
             self.last[piece.row] = token
             result.tokens = [token]
         return result
@@ -118,7 +120,9 @@ class HashWorker:
 class Box:
     """Runs a scheduler by hand and checks after every turn what must always hold."""
 
-    def __init__(self, worker: Any = None, clock_step: float = 0.001, **settings: Any) -> None:
+    def __init__(
+        self, worker: Any = None, clock_step: float = 0.001, grammars: Any = None, **settings: Any
+    ) -> None:
         self.worker = worker or HashWorker()
         merged: dict[str, Any] = {
             "max_running": 8, "max_step_tokens": 64, "chunked_prefill_size": 16, **settings,
@@ -131,7 +135,9 @@ class Box:
         self.turns: list[int] = []
         self.steps = 0
         self.decoder = step()
-        self.scheduler = build_scheduler(self.worker, self.settings, self, self.clock, self.config)
+        self.scheduler = build_scheduler(
+            self.worker, self.settings, self, self.clock, self.config, grammars=grammars
+        )
 
     def clock(self) -> float:
         self.now += self.clock_step

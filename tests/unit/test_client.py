@@ -15,6 +15,7 @@ from service_rig import CARD, Rig, ToyCodec, ToyEngine, make_rig, until
 
 from srt import errors
 from srt.client import AsyncClient, ChatMessage, Client, SamplingParams
+from srt.client.options import build_request
 from srt.wire import codec
 from srt.wire.limits import Limits
 from srt.wire.memory import MemoryRouter, memory_pipe
@@ -115,7 +116,7 @@ async def test_what_cannot_be_sent_is_the_callers_fault() -> None:
             await client.generate("a", SamplingParams(seed=2**70))
         with pytest.raises(errors.InvalidRequest):
             await client.chat([{"rôle": "user"}])
-        with pytest.raises(errors.ProtocolError, match="temperature"):
+        with pytest.raises(errors.InvalidRequest, match="temperature"):
             await client.generate("a", SamplingParams(temperature="hot"))  # type: ignore[arg-type]
         assert (await client.generate("a")).text == "ab"
 
@@ -275,3 +276,19 @@ async def test_a_killed_client_is_an_abort(tmp_path: Path) -> None:
 def test_no_torch() -> None:
     code = "import sys, srt.client, tokenizer_proc.tokenizer; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        (SamplingParams(logit_bias={"seven": 1.0}), "logit_bias"),  # type: ignore[dict-item]
+        (SamplingParams(max_tokens="many"), "max_tokens"),  # type: ignore[arg-type]
+        (SamplingParams(stop="x"), "stop"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_by_its_field(
+    params: SamplingParams, field: str
+) -> None:
+    with pytest.raises(errors.InvalidRequest) as caught:
+        build_request("r", "x", params, False, {})
+    assert caught.value.param == field and field in caught.value.message

@@ -11,6 +11,7 @@ from gateway_engine import VOCAB, Api
 from srt.gateway.capabilities import markdown_table
 from srt.gateway.fields import FIELDS, PATHS, Endpoint, fields_of
 from srt.wire.messages import Generate
+from srt.wire.params import Grammar
 
 INPUT: dict[Endpoint, dict[str, Any]] = {
     "chat": {"messages": [{"role": "user", "content": "hi"}]},
@@ -46,6 +47,10 @@ SERVED: dict[str, tuple[Any, str, Any]] = {
     "skip_special_tokens": (False, "skip_special_tokens", False),
     "add_special_tokens": (False, "add_special_tokens", False),
     "detokenize": (False, "detokenize", False),
+    "response_format": ({"type": "json_object"}, "params.grammar", Grammar(kind="json_object")),
+    "regex": ("a|b", "params.grammar", Grammar(kind="regex", text="a|b")),
+    "choice": (["a", "b"], "params.grammar", Grammar(kind="choice", text='["a","b"]')),
+    "grammar": ('start: "a"', "params.grammar", Grammar(kind="lark", text='start: "a"')),
     "echo": (True, "echo", True),
     "prompt_logprobs": (2, "params.prompt_logprobs", 2),
     "prompt": ("yo", "prompt", "yo"),

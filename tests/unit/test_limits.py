@@ -10,14 +10,22 @@ import pytest
 from hypothesis import given, settings
 from wire_examples import values
 
-from srt.errors import ContextLengthExceeded, InvalidRequest, RequestError, RequestTooLarge
+from srt.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    InvalidSchema,
+    RequestError,
+    RequestTooLarge,
+)
 from srt.wire.limits import Limits, check, check_length
 from srt.wire.messages import Generate
-from srt.wire.params import ChatMessage, SamplingParams
+from srt.wire.params import ChatMessage, Grammar, SamplingParams
 
 VOCAB = 100
 CONTEXT = 50
-LIMITS = Limits(max_prompt_chars=200, max_stop=4, max_stop_chars=16, max_logit_bias=3)
+LIMITS = Limits(
+    max_prompt_chars=200, max_stop=4, max_stop_chars=16, max_logit_bias=3, max_grammar_chars=20
+)
 NAN, INF = math.nan, math.inf
 
 NUMBERS: dict[str, tuple[list[Any], list[Any]]] = {
@@ -79,9 +87,25 @@ def test_refused_fields_are_named(name: str, value: Any) -> None:
     assert caught.value.param == name
 
 
+@pytest.mark.parametrize(
+    ("kind", "param"),
+    [
+        ("json_schema", "response_format"), ("regex", "regex"), ("choice", "choice"),
+        ("lark", "grammar"),
+    ],
+)  # fmt: skip
+def test_grammars_have_a_size(kind: Any, param: str) -> None:
+    for text in ("", "x" * (LIMITS.max_grammar_chars + 1)):
+        with pytest.raises(InvalidSchema) as caught:
+            ask({"grammar": Grammar(kind=kind, text=text)})
+        assert caught.value.param == param
+    ask({"grammar": Grammar(kind=kind, text="x" * LIMITS.max_grammar_chars)})
+    ask({"grammar": Grammar(kind="json_object")})
+
+
 def test_every_parameter_is_in_the_table() -> None:
     fields = {field.name for field in msgspec.structs.fields(SamplingParams)}
-    assert fields - set(NUMBERS) == {"logit_bias", "ignore_eos"}
+    assert fields - set(NUMBERS) == {"logit_bias", "ignore_eos", "grammar"}
 
 
 @pytest.mark.parametrize(

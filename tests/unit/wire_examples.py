@@ -58,6 +58,9 @@ EXAMPLES: dict[str, m.Message] = {
     "generate": m.Generate(rid="r1", prompt="Once", params=PARAMS, n=2, deadline=10.0),
     "generate_chat": m.Generate(rid="r2", messages=MESSAGES, chat=CHAT, stream=False, echo=True),
     "generate_ids": m.Generate(rid="r3", token_ids=[1, 2, 3], priority=-1, cache_salt="s"),
+    "generate_grammar": m.Generate(
+        rid="r4", prompt="a", params=p.SamplingParams(grammar=p.Grammar(kind="regex", text="a+"))
+    ),
     "abort": m.Abort(rid="r1"),
     "abort_all": m.Abort(),
     "tokenize": m.Tokenize(rid="t", prompt="a", add_special_tokens=False),
