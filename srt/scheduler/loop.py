@@ -84,7 +84,7 @@ class Scheduler:
         )  # fmt: skip
         pace = Pace(
             most=settings.draft_tokens,
-            budget=min(settings.draft_budget, settings.max_step_tokens),
+            budget=min(settings.draft_budget, settings.max_step_tokens // 2),  # prompts need room
         )
         self._decode = Decode(
             roster=roster, queue=queue, store=store, growth=growth, metrics=metrics, pace=pace

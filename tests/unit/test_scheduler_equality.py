@@ -60,6 +60,31 @@ def test_tokens_equal_those_of_the_request_alone(
         assert tuple(box.tokens(request.uid)) == alone(request.uid), request.uid
 
 
+GUESSES = list(product((1, 6), (3, 16), (1, 16), (True, False), (0, 1), ("large", "tiny")))
+
+
+@pytest.mark.parametrize(("most", "chunk", "page", "radix", "depth", "pool"), GUESSES)
+def test_guesses_change_no_token(
+    most: int, chunk: int, page: int, radix: bool, depth: int, pool: str
+) -> None:
+    """Right ones, wrong ones and none, at random; a wrong one leaves rubbish in its KV slot."""
+    slots = 512 if pool == "large" else 64
+    box = Box(
+        HashWorker(num_pages=slots // page + 1, page_size=page), chunked_prefill_size=chunk,
+        radix_cache=radix, depth=depth, max_step_tokens=40, draft_tokens=most, draft_budget=40,
+    )  # fmt: skip
+    todo = requests()
+    box.turn(*todo[:4])
+    box.turn(*todo[4:])
+    box.run()
+    for request in todo:
+        assert tuple(box.tokens(request.uid)) == alone(request.uid), request.uid
+    slices = [piece for batch in box.worker.batches for piece in batch.slices]
+    assert max(piece.draft for piece in slices) == most
+    for batch in box.worker.batches:
+        assert sum(piece.length + piece.draft for piece in batch.slices) <= 40
+
+
 def test_the_tiny_pool_does_retract() -> None:
     """Otherwise the matrix would not test it."""
     box = Box(HashWorker(num_pages=65, page_size=1), radix_cache=True, depth=1)

@@ -31,6 +31,7 @@ def settings_of(random: Random) -> dict[str, Any]:
         "depth": random.choice((0, 1)),
         "radix_cache": random.random() < 0.7,
         "eviction_policy": random.choice(("lru", "lfu")),
+        "draft_tokens": random.choice((0, 0, 1, 5)),
     }
 
 
