@@ -9,8 +9,8 @@ After its end a script goes on with the first end token. A token that is forbidd
 (by the grammar, by a logit_bias of -100 or less, or as a stop id before `min_tokens`) gives way to the
 next permitted one of the script, then to the lowest permitted id. Sampling parameters change nothing
 else. Logprobs are those of a model whose scripted token has logit 10 and every other one 0; over the
-prompt all logits are 0. Everything the scheduler hands over is checked as a real runner would rely
-on it.
+prompt all logits are 0. Where a slice may have guesses, it is answered as if there were so many and
+all were right. Everything the scheduler hands over is checked as a real runner would rely on it.
 """
 
 from __future__ import annotations
@@ -192,16 +192,24 @@ class ScriptedWorker:
             ]
         if piece.sample:
             assert end == len(row.tokens), "only the last position is followed by a sample"
-            favourite, chosen = self._choose(row, piece.allowed)
-            token = self._script.end_token_ids[0] if chosen is None else chosen
-            row.tokens.append(token)
-            if chosen is None:
-                result.error = "no token can be chosen: every one is forbidden"
-                return result
-            result.tokens = [token]
-            if row.setup.params.logprobs is not None:
-                result.logprobs = [self._logprobs(favourite, token, row.setup.params.logprobs)]
+            room = len(self._table[piece.row]) * self._facts.page_size
+            assert end + piece.draft <= room, "no pages for the guesses"
+            result.num_drafted = piece.draft
+            for _ in range(1 + piece.draft):
+                self._draw(row, piece.allowed, result)
         return result
+
+    def _draw(self, row: _Row, allowed: bytes | None, result: SliceResult) -> None:
+        favourite, chosen = self._choose(row, allowed)
+        row.tokens.append(self._script.end_token_ids[0] if chosen is None else chosen)
+        if chosen is None:
+            result.error = "no token can be chosen: every one is forbidden"
+            return
+        result.tokens.append(chosen)
+        num_top = row.setup.params.logprobs
+        if num_top is not None:
+            scores = self._logprobs(favourite, chosen, num_top)
+            result.logprobs = [*(result.logprobs or []), scores]
 
     def _choose(self, row: _Row, allowed: bytes | None) -> tuple[int, int | None]:
         """The token the model favours, and the one it may give, if there is any."""

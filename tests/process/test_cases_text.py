@@ -52,7 +52,9 @@ SCRIPTS = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["processes", "inline"])
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["processes", "inline", "guesses"]
+)
 async def engine_of_module(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Running]:
@@ -60,7 +62,8 @@ async def engine_of_module(
     more = {"scripts": SCRIPTS, "end_token_ids": [END, EOS2], "context_length": 4096}
     model = write_script(folder, WORDS, ids("d"), **more)
     run = run_processes if request.param == "processes" else run_inline
-    async with run(model=model) as engine:
+    guesses = {"speculative_algorithm": "ngram"} if request.param == "guesses" else {}
+    async with run(model=model, **guesses) as engine:
         yield engine
 
 
