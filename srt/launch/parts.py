@@ -61,7 +61,14 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
     from srt.scheduler.budget import Settings
     from srt.scheduler.build import build_scheduler
     from srt.structured.service import ThreadedGrammars
+    from tokenizer_proc.load import load_codec
 
+    # Its thread reads the vocabulary while the weights load.
+    model, text = boot.facts.model, get_model()
+    paths = text.tokenizer, text.chat_template
+    grammars = ThreadedGrammars(
+        lambda: load_tokens(load_codec(model, *paths), model.vocab_size, model.end_token_ids)
+    )
     worker = build_worker(boot, show)
     schedule, memory = get_schedule(), get_memory()
     settings = Settings(
@@ -77,10 +84,6 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
         step_log=get_observability().step_log,
     )
     journal = get_observability().journal
-    facts = worker.facts
-    grammars = ThreadedGrammars(
-        lambda: load_tokens(load_text(boot), facts.vocab_size, facts.end_token_ids)
-    )
     scheduler = build_scheduler(
         worker,
         settings,
@@ -141,6 +144,7 @@ def build_tokenizer(
     compiler = Compiler(
         lambda: load_tokens(codec, model.vocab_size, model.end_token_ids), "check-grammar"
     )
+    compiler.warm()
     return TokenizerService(
         front,
         work,
