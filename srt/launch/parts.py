@@ -62,7 +62,14 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
     from srt.scheduler.budget import Settings
     from srt.scheduler.build import build_scheduler
     from srt.structured.service import ThreadedGrammars
+    from tokenizer_proc.load import load_codec
 
+    # Its thread reads the vocabulary while the weights load.
+    model, text = boot.facts.model, get_model()
+    paths = text.tokenizer, text.chat_template
+    grammars = ThreadedGrammars(
+        lambda: load_tokens(load_codec(model, *paths), model.vocab_size, model.end_token_ids)
+    )
     worker = build_worker(boot, show)
     schedule, memory, spec = get_schedule(), get_memory(), get_spec()
     settings = Settings(
@@ -80,10 +87,6 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
         draft_budget=spec.speculative_batch_tokens,
     )
     journal = get_observability().journal
-    facts = worker.facts
-    grammars = ThreadedGrammars(
-        lambda: load_tokens(load_text(boot), facts.vocab_size, facts.end_token_ids)
-    )
     scheduler = build_scheduler(
         worker,
         settings,
@@ -145,6 +148,7 @@ def build_tokenizer(
     compiler = Compiler(
         lambda: load_tokens(codec, model.vocab_size, model.end_token_ids), "check-grammar"
     )
+    compiler.warm()
     return TokenizerService(
         front,
         work,

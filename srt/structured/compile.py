@@ -5,7 +5,7 @@ that keeps the output valid, so how the model cuts text into tokens is left to t
 
 The library builds its automata lazily, counts the work of every step, and lets other threads run
 meanwhile. The limits below bound one step to some milliseconds and the automata of one grammar to some
-10 MB, whatever the grammar says; what passes them is refused, or ends its own request.
+20 MB, whatever the grammar says; what passes them is refused, or ends its own request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from srt.structured.recursion import find_endless
 from srt.wire.params import Grammar
 
 STEP_FUEL = 100_000  # per mask; the library's unit, about 14,000 a millisecond
-MAX_STATES = 10_000  # of one grammar's automata, 1 to 2 kB each
+MAX_STATES = 20_000  # of one grammar's automata, 1 to 2 kB each
 MAX_SYMBOLS = 200_000
 ERROR_CHARS = 300
 MAX_CHOICES = 4096

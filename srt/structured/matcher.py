@@ -24,7 +24,8 @@ class LazyMatcher:
         return bool(self._inner.is_stopped()) and not self._inner.is_error()
 
     def copy(self) -> LazyMatcher:
-        """Another one in the same state; what was built of the automata is shared."""
+        """Another one in the same state; they share their automata and the limit
+        on these."""
         other = LazyMatcher(self._inner.deep_copy(), 8 * self._num_bytes, self._grammar)
         other._num_past = self._num_past
         return other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -207,6 +208,23 @@ def test_a_model_without_an_end_has_no_grammars() -> None:
             compiler.check(Grammar(kind="json_object")).result(20)
     finally:
         compiler.close()
+
+
+def test_no_request_uses_up_what_the_next_one_needs() -> None:
+    """The automata of this pattern grow with every new text, and their size is limited."""
+    grammar = Grammar(kind="regex", text="[ab]*a[ab]{200}c")
+    grammars = ThreadedGrammars(lambda: TABLE)
+    draw = random.Random(0)
+    try:
+        for uid in range(25):
+            grammars.open(uid, grammar)
+            [opened] = grammars.ready(20)
+            assert opened.error is None
+            for _ in range(20):
+                assert grammars.follow(uid, draw.choices(b"ab", k=30)) is not None
+            grammars.forget(uid)
+    finally:
+        grammars.close()
 
 
 def test_live_grammars_are_apart_and_forgotten() -> None:
