@@ -116,3 +116,20 @@ def test_native_answers_do_not_depend_on_company(
         for shift in (0, 100):
             found = made.run(again(all_requests(), shift))
             expect_equal(found, expected, shift, tolerance=0.0)
+
+
+@pytest.mark.parametrize("drafter", ("ngram", "self"))
+def test_native_answers_do_not_depend_on_guesses(
+    drafter: str, facts: ModelFacts, library: Library
+) -> None:
+    """A verified token is computed in another batch, by another half of the kernels; the same bits."""
+    native = Setting(implementation="native", prefill="native", decode="native", dtype="bfloat16")
+    expected: dict[int, Outcome] = {}
+    with engine(facts, replace(native, max_running=1, max_step_tokens=512), library) as lone:
+        for work in all_requests():
+            expected.update(lone.run([work]))
+    setting = replace(native, radix=True, chunk=16, drafter=drafter)
+    with engine(facts, setting, library) as made:
+        expect_equal(made.run(all_requests()), expected, tolerance=0.0)
+        usages = [each.end.usage for each in made.outcomes.values()]
+        assert sum(usage.accepted_tokens for usage in usages) > 10

@@ -119,8 +119,9 @@ def test_whatever_it_draws_is_valid(expected: dict[int, Outcome]) -> None:
     [
         Setting(radix=True, depth=1, chunk=16),
         Setting(radix=True, depth=1, page_size=1, kv_tokens=420, chunk=5, max_running=5),
+        Setting(radix=True, depth=1, chunk=16, drafter="ngram"),
     ],
-    ids=["usual", "tight"],
+    ids=["usual", "tight", "speculating"],
 )
 def test_settings_do_not_change_it(
     facts: ModelFacts, grammars: ThreadedGrammars, expected: dict[int, Outcome], setting: Setting
