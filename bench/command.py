@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--max-tokens", type=int, default=64, help="tokens to generate")
     what.add_argument("--spread", type=float, default=0.0, help="0.2: lengths from 80 to 120 %%")
     what.add_argument("--temperature", type=float, default=0.0)
-    what.add_argument("--seed", type=int, default=0)
+    what.add_argument("--seed", type=int, help="default: drawn, so that no prompt is cached")
     load = parser.add_argument_group("how hard")
     load.add_argument("--concurrency", type=int, nargs="*", help="closed loop, one run each")
     load.add_argument(
@@ -67,6 +68,10 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if bool(options.url) == bool(options.zmq):
         raise ConfigError("give one of --url and --zmq (`tandem serve` prints both)")
+    if options.profile_step and not options.zmq:
+        raise ConfigError("--profile-step asks the engine itself: give --zmq instead of --url")
+    if options.seed is None:
+        options.seed = secrets.randbelow(1_000_000)
     results = asyncio.run(run_loads(options, scenario_of(options)))
     if options.out:
         with options.out.open("ab") as file:

@@ -21,8 +21,19 @@ class Finding:
     text: str
 
 
-OURS = ("srt", "kernels", "tokenizer_proc")  # two of these names exist on PyPI too
-NEEDED = ("zmq", "uvloop", "orjson", "msgspec", "fastapi", "uvicorn", "tokenizers", "torch")
+OURS = ("srt", "kernels", "tokenizer_proc", "bench")  # two of these names exist on PyPI too
+NEEDED = (
+    "zmq",
+    "uvloop",
+    "orjson",
+    "msgspec",
+    "fastapi",
+    "uvicorn",
+    "tokenizers",
+    "jinja2",
+    "llguidance",
+    "torch",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ import orjson
 from srt.cli.options import add_connect, add_server_flags, running_engine
 from srt.cli.sampling import add_sampling, sampling_params
 from srt.client import Client
-from srt.errors import ConfigError
+from srt.errors import ConfigError, TandemError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
         if options.file is None:
             print_stream(client, prompt, options)
         else:
-            print_batch(client, options.file.read_text().splitlines(), options)
+            return print_batch(client, options.file.read_text().splitlines(), options)
     return 0
 
 
@@ -41,17 +41,22 @@ def print_stream(client: Client, prompt: str, options: argparse.Namespace) -> No
     print()
 
 
-def print_batch(client: Client, prompts: list[str], options: argparse.Namespace) -> None:
-    """All at once, answers in the order of the prompts."""
+def print_batch(client: Client, prompts: list[str], options: argparse.Namespace) -> int:
+    """All at once, answers in the order of the prompts; a refused one has its reason in its place.
+    Returns 1 if there was one."""
     params = sampling_params(options)
+
+    def answer(prompt: str) -> dict[str, str | None]:
+        try:
+            sample = client.generate(prompt, params).samples[0]
+        except TandemError as error:
+            return {"prompt": prompt, "error": error.message}
+        reason = sample.finish.reason if sample.finish else None
+        return {"prompt": prompt, "text": sample.text, "finish_reason": reason}
+
+    code = 0
     with ThreadPoolExecutor(max_workers=64) as pool:
-        for prompt, answer in zip(
-            prompts, pool.map(lambda one: client.generate(one, params), prompts), strict=True
-        ):
-            finish = answer.samples[0].finish
-            row = {
-                "prompt": prompt,
-                "text": answer.text,
-                "finish_reason": finish.reason if finish else None,
-            }
+        for row in pool.map(answer, prompts):
+            code = max(code, int("error" in row))
             print(orjson.dumps(row).decode(), flush=True)
+    return code

@@ -15,6 +15,7 @@ from srt.client import Client
 from srt.config.args import ServerArgs
 from srt.config.flags import add_flags, read_namespace
 from srt.config.trail import InputSource
+from srt.errors import ConfigError
 from srt.launch.folder import SocketFolder
 from srt.launch.prepare import prepare
 from srt.launch.supervisor import Supervisor
@@ -56,6 +57,12 @@ def child_environment() -> dict[str, str]:
 def running_engine(options: argparse.Namespace) -> Iterator[Client]:
     """A client of the engine at `--connect`, or of one that is started for this command alone."""
     if options.connect:
+        ignored = sorted(server_args(options)[1])
+        if ignored:
+            raise ConfigError(
+                f"--connect asks a running engine, so {', '.join(ignored)} would change nothing; "
+                "leave out the engine's flags"
+            )
         with Client.connect(options.connect) as client:
             yield client
         return

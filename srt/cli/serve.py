@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import socket
 import sys
 import time
 from types import FrameType
@@ -18,7 +19,7 @@ from srt.cli.options import (
 )
 from srt.cli.progress import PhaseBars
 from srt.config.resolve import Resolution
-from srt.errors import EngineDead
+from srt.errors import ConfigError, EngineDead
 from srt.launch.folder import SocketFolder
 from srt.launch.prepare import prepare
 from srt.launch.supervisor import Supervisor
@@ -55,6 +56,8 @@ def run(options: argparse.Namespace) -> int:
         from srt.launch.inline import serve_inline
 
         return serve_inline(args, sources, cache_folder(), print_ready)
+    if args.gateway:
+        check_address(args.host, args.port)
     signals = Signals()
     started = time.monotonic()
     with SocketFolder() as folder, PhaseBars() as bars:
@@ -71,6 +74,19 @@ def run(options: argparse.Namespace) -> int:
             return watch(supervisor, signals, args.drain_seconds)
         finally:
             supervisor.stop()
+
+
+def check_address(host: str, port: int) -> None:
+    """Better found before the weights are loaded. Raises ConfigError."""
+    try:
+        socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        ).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port} cannot be had: {error}; choose another address, or "
+            "--port 0 for any free port"
+        ) from None
 
 
 def watch(supervisor: Supervisor, signals: Signals, drain_seconds: float) -> int:

@@ -52,6 +52,7 @@ class Published:
     parallel: ParallelBag
     device: DeviceBag
     observability: ObservabilityBag
+    config_hash: str  # of what was resolved; what loading finds out changes bags, not this
     phase: Phase = "published"
     overrides: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
@@ -74,8 +75,9 @@ class Published:
 def fill(args: ServerArgs, facts: Facts, role: str, resolution: Resolution) -> Published:
     """The bags of a resolution, around one ledger that begins with the resolution's trail."""
     ledger, values = Ledger(list(resolution.trail)), resolution.values
-    return Published(
+    published = Published(
         args=args,
+        config_hash="",
         facts=facts,
         role=role,
         runner_specs=resolution.runners,
@@ -91,6 +93,10 @@ def fill(args: ServerArgs, facts: Facts, role: str, resolution: Resolution) -> P
         device=DeviceBag(values["device"], ledger),
         observability=ObservabilityBag(values["observability"], ledger),
     )
+    bags = {bag.namespace: show_leaves(bag) for bag in published.bags}
+    runners = [dataclasses.asdict(spec) for spec in published.runner_specs]
+    published.config_hash = config_hash(bags, runners, is_seed_drawn=args.seed == 0)
+    return published
 
 
 def describe(state: Published) -> dict[str, Any]:
@@ -100,7 +106,7 @@ def describe(state: Published) -> dict[str, Any]:
     return {
         "role": state.role,
         "phase": state.phase,
-        "config_hash": config_hash(bags, runners, is_seed_drawn=state.args.seed == 0),
+        "config_hash": state.config_hash,
         "bags": bags,
         "runners": runners,
         "trail": [dataclasses.asdict(entry) for entry in state.ledger.trail],

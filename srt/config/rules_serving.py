@@ -15,6 +15,11 @@ def decide_serving(args: ServerArgs, entropy: int, decisions: Decisions) -> None
         raise ConfigError(
             f"--zmq-front {front} was asked for; allowed: ipc://PATH or tcp://HOST:PORT"
         )
+    if front is not None and args.inline:
+        raise ConfigError(
+            f"--zmq-front {front} was asked for with --inline, which has no sockets but the "
+            "gateway's; leave one of them out"
+        )
     if front is None:
         decisions.decide("zmq_front", None, "a private ipc file, made at start")
     else:

@@ -29,6 +29,10 @@ from srt.wire.memory import MemoryReceiver, MemoryRouter, memory_pipe
 from srt.wire.messages import WorkMessage
 from tokenizer_proc.detokenizer import DetokenizerService
 
+# Passes of the loop that a step's tokens need from the scheduler to the HTTP socket: each of the
+# hops in between wakes a task, which wakes the next.
+PASSES = 16
+
 ShowReady = Callable[[Resolution, dict[str, dict[str, object]], float], None]
 
 
@@ -96,7 +100,8 @@ class InlineEngine:
             while True:
                 messages = inbox.drain(0) if is_busy else await inbox.receive()
                 is_busy = self.part.scheduler.turn(messages)
-                await asyncio.sleep(0)
+                for _ in range(PASSES):
+                    await asyncio.sleep(0)
         except ChannelClosed:
             return
         except Exception:

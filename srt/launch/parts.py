@@ -20,6 +20,7 @@ from srt.config.context import (
     get_spec,
 )
 from srt.launch.boot import Boot
+from srt.launch.supervisor import LAST_WORDS_SECONDS
 from srt.wire.channels import Receiver, RouterEnd, Sender
 from srt.wire.limits import Limits
 from srt.wire.messages import TextMessage
@@ -156,7 +157,7 @@ def build_tokenizer(
         codec,
         Limits(
             max_prompt_chars=serving.max_prompt_chars,
-            max_n=serving.max_n,
+            max_n=most_samples(),
             max_logprobs=serving.max_logprobs,
             max_stop=serving.max_stop,
             max_stop_chars=serving.max_stop_chars,
@@ -178,6 +179,11 @@ def build_tokenizer(
     )
 
 
+def most_samples() -> int:
+    """Samples of one request: all of them must find a place in the queue at once."""
+    return max(1, min(get_serving().max_n, get_schedule().max_queued))
+
+
 def gateway_settings() -> GatewaySettings:
     from srt.gateway.settings import Defaults, GatewaySettings
 
@@ -191,12 +197,12 @@ def gateway_settings() -> GatewaySettings:
         cors_origins=serving.cors_origins,
         strict_fields=serving.strict_fields,
         max_body_bytes=int(serving.max_body_mb * 1024 * 1024),
-        max_n=serving.max_n,
+        max_n=most_samples(),
         max_logprobs=serving.max_logprobs,
         max_stop=serving.max_stop,
         max_stop_chars=serving.max_stop_chars,
         max_logit_bias=serving.max_logit_bias,
         default_deadline=serving.default_deadline,
         stall_seconds=serving.stall_seconds,
-        drain_seconds=serving.drain_seconds,
+        drain_seconds=serving.drain_seconds + LAST_WORDS_SECONDS / 2,  # the engine ends them first
     )

@@ -84,13 +84,20 @@ async def run_async(role: AsyncRole, boot: Boot, control: Control) -> None:
     await role(boot, control, stop)
 
 
-def listen(control: Control, stop: asyncio.Event, on_dead: Callable[[str], None]) -> None:
+def listen(
+    control: Control,
+    stop: asyncio.Event,
+    on_dead: Callable[[str], None],
+    on_hurry: Callable[[], None] = lambda: None,
+) -> None:
     """Notices arrive on a thread; what they cause happens in the loop."""
     loop = asyncio.get_running_loop()
 
     def notice(fields: dict[str, Any]) -> None:
         if "dead" in fields:
             loop.call_soon_threadsafe(on_dead, str(fields["dead"]))
+        if "hurry" in fields:
+            loop.call_soon_threadsafe(on_hurry)
 
     def end() -> None:
         loop.call_soon_threadsafe(stop.set)
@@ -132,7 +139,7 @@ async def run_tokenizer(boot: Boot, control: Control, stop: asyncio.Event) -> No
     text = ZmqReceiver(context, boot.addresses.text, HOPS["text"], codec.text())
     control.show_phase("loading the vocabulary")
     service = build_tokenizer(boot, front, work, text, load_text(boot))
-    listen(control, stop, service.declare_dead)
+    listen(control, stop, service.declare_dead, service.hurry)
     control.report(ready={"front": front.endpoint})
     try:
         await service.run(stop)

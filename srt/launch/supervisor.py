@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 ROLES = ("scheduler", "detokenizer", "tokenizer", "gateway")
 LISTENERS = ("tokenizer", "gateway")  # those who can tell clients that another process died
+LAST_WORDS_SECONDS = 4.0  # for the ends of requests to reach their clients
 Progress = Callable[[str, str, float | None], None]  # role, phase, fraction
 
 
@@ -109,16 +110,21 @@ class Supervisor:
                 self._children[listener].tell(notice)
 
     def drain(self, seconds: float, is_forced: Callable[[], bool] = lambda: False) -> None:
-        """Asks those who take requests to refuse new ones and finish the rest, gateway first, then the
-        tokenizer; returns when they are gone, when `seconds` have passed, or when `is_forced`."""
-        deadline = time.monotonic() + seconds
-        for role in ("gateway", "tokenizer"):
-            child = self._children.get(role)
-            if child is None:
-                continue
+        """Asks those who take requests to refuse new ones and finish the rest. The tokenizer ends what
+        is open after `seconds`, or at once when `is_forced`; the gateway passes those ends on, so
+        both get a little longer. Returns when they are gone."""
+        fronts = [self._children[role] for role in LISTENERS if role in self._children]
+        for child in fronts:
             child.ask_to_stop()
-            while child.is_alive and time.monotonic() < deadline and not is_forced():
-                time.sleep(0.02)
+        deadline = time.monotonic() + seconds + LAST_WORDS_SECONDS
+        is_told = False
+        while any(child.is_alive for child in fronts) and time.monotonic() < deadline:
+            if is_forced() and not is_told:
+                is_told = True
+                deadline = time.monotonic() + LAST_WORDS_SECONDS
+                for child in fronts:
+                    child.tell(orjson.dumps({"hurry": True}))
+            time.sleep(0.02)
 
     def stop(self, grace: float = 3.0) -> dict[str, int]:
         """Ends every child and returns the exit codes. Idempotent."""

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from srt.errors import ConfigError
@@ -32,6 +32,7 @@ class KnownModel:
     file_name: str
     file_sha256: str
     about: str
+    generation_defaults: dict[str, float] = field(default_factory=dict)  # its makers' advice
 
 
 KNOWN_MODELS: tuple[KnownModel, ...] = (
@@ -42,6 +43,7 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
         file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
         file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         about="SmolLM2-135M-Instruct, a small chat model (Apache-2.0), GGUF Q4_1, 97 MB",
+        generation_defaults={"temperature": 0.2, "top_p": 0.9},
     ),
 )
 

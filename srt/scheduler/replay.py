@@ -56,19 +56,19 @@ class _Tape:
         if record is None:
             return None
         if not isinstance(record, Messages):
-            raise Diverged(f"a turn is over where the journal has {type(record).__name__}")
+            raise Diverged(f"a turn is over where the journal has {_name(record)}")
         return record.messages
 
     def clock(self) -> float:
         record = next(self._records, None)
         if not isinstance(record, Reading):
-            raise Diverged(f"the clock is read where the journal has {type(record).__name__}")
+            raise Diverged(f"the clock is read where the journal has {_name(record)}")
         return record.seconds
 
     def launch(self, batch: ForwardBatch) -> _Tape:
         record = next(self._records, None)
         if not isinstance(record, Launch):
-            raise Diverged(f"a step is launched where the journal has {type(record).__name__}")
+            raise Diverged(f"a step is launched where the journal has {_name(record)}")
         if record.digest != digest(batch):
             raise Diverged(f"step {batch.step} is another one than what was recorded")
         self.num_steps += 1
@@ -80,7 +80,7 @@ class _Tape:
     def ready(self, seconds: float) -> list[Opened]:
         record = next(self._records, None)
         if not isinstance(record, GrammarsReady):
-            raise Diverged(f"grammars are awaited where the journal has {type(record).__name__}")
+            raise Diverged(f"grammars are awaited where the journal has {_name(record)}")
         found = []
         for uid in record.uids:
             failure = record.failures.get(uid)
@@ -91,7 +91,7 @@ class _Tape:
     def follow(self, uid: int, tokens: list[int]) -> bytes | None:
         record = next(self._records, None)
         if not isinstance(record, Followed):
-            raise Diverged(f"a grammar is followed where the journal has {type(record).__name__}")
+            raise Diverged(f"a grammar is followed where the journal has {_name(record)}")
         if record.failure is not None:
             raise from_failure(record.failure)
         return None if record.is_complete else b""
@@ -105,7 +105,7 @@ class _Tape:
     def wait(self) -> StepResult:
         record = next(self._records, None)
         if not isinstance(record, Result):
-            raise Diverged(f"a step is awaited where the journal has {type(record).__name__}")
+            raise Diverged(f"a step is awaited where the journal has {_name(record)}")
         if record.result is None:
             raise RuntimeError("this step raised when it was recorded")
         return record.result
@@ -166,3 +166,7 @@ def replay(path: Path, keep: Callable[[Message], None] = lambda message: None) -
     finally:
         tape.close()
     return Replay(num_turns=num_turns, num_steps=tape.num_steps, difference=difference)
+
+
+def _name(record: Record | None) -> str:
+    return "its end: it was cut off" if record is None else type(record).__name__

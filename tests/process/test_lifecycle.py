@@ -94,20 +94,30 @@ async def test_sigterm_drains_and_leaves_nothing(
     assert not served.leftovers()
 
 
-async def test_second_signal_does_not_wait(tmp_path: Path, script: Callable[..., str]) -> None:
-    served = Served(tmp_path, "--model", script(["a"], script=[256] * 500, step_seconds=0.1))
+@pytest.mark.parametrize("signals", [1, 2], ids=["deadline", "second signal"])
+async def test_what_a_drain_cuts_short_is_told_so(
+    tmp_path: Path, script: Callable[..., str], signals: int
+) -> None:
+    """One signal and a short drain time, or two signals and a long one."""
+    seconds = "1" if signals == 1 else "60"
+    model = script(["a"], script=[256] * 500, step_seconds=0.1)
+    served = Served(tmp_path, "--model", model, "--drain-seconds", seconds)
     url = await asyncio.to_thread(served.wait_ready)
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-        model = (await client.get("/v1/models")).json()["data"][0]["id"]
-        running = asyncio.create_task(
-            client.post("/v1/completions", json={"model": model, "prompt": "x", "max_tokens": 400})
-        )
-        await asyncio.sleep(0.5)
-        served.process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.5)
-        served.process.send_signal(signal.SIGTERM)
+        name = (await client.get("/v1/models")).json()["data"][0]["id"]
+        body = {"model": name, "prompt": "x", "max_tokens": 400}
+        whole = asyncio.create_task(client.post("/v1/completions", json=body))
+        stream = asyncio.create_task(client.post("/v1/completions", json={**body, "stream": True}))
+        await asyncio.sleep(0.7)
+        for _ in range(signals):
+            served.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.5)
+        answer = await whole
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "shutting_down"
+        events = (await stream).text
+        assert '"shutting_down"' in events and events.endswith("data: [DONE]\n\n")
         code, errors = await asyncio.to_thread(served.end)
-        await asyncio.gather(running, return_exceptions=True)
     assert code == 0, errors
     assert not served.leftovers()
 
