@@ -3,7 +3,7 @@
 A verified guess costs one more token in the step's forward. That is nearly free while the forward waits
 for weights to come from memory, and costs what any token costs once it is bound by arithmetic. So a
 step has a `budget` of decode tokens, guesses included, up to which guesses are worth their price; among
-many running requests nothing of it is left for guesses.
+many running requests nothing of it is left for guesses. Below that, `srt.scheduler.balance` measures.
 
 Each request has a length of its own: doubled when all guesses were right, cut to one more than were
 right otherwise. Misses in a row make it pause for 1, 2, 4 .. 64 decodes, so a text that nobody can guess
@@ -12,6 +12,7 @@ costs nearly nothing, and one that becomes predictable is found again.
 
 from __future__ import annotations
 
+from srt.scheduler.balance import Balance
 from srt.scheduler.request import Request
 
 LONGEST_WAIT = 64  # decode steps
@@ -23,6 +24,7 @@ class Pace:
     behind a guess is known only when it has taken the guess."""
 
     def __init__(self, *, most: int, budget: int) -> None:
+        self.balance = Balance()
         self._most = most
         self._budget = budget
 
@@ -32,10 +34,12 @@ class Pace:
         if not self._most or not due:
             return [0] * len(due)
         share = min(self._most, self._budget // len(due) - 1)
+        if share < 1 or not self.balance.pays(len(due)):
+            return [0] * len(due)
         return [self._length(request, share) for request in due]
 
     def _length(self, request: Request, share: int) -> int:
-        if share < 1 or request.remaining < 2 or request.params.grammar is not None:
+        if request.remaining < 2 or request.params.grammar is not None:
             return 0
         if request.draft_wait:
             request.draft_wait -= 1

@@ -109,6 +109,20 @@ class Receiving:
                 self._take_tokens(request, got, now)
             elif piece.ends_prefill:  # max_tokens 0: the prompt was all
                 self._finisher.finish(request, "length", now)
+        if len(flight.pieces) == flight.num_decodes:
+            self._weigh(result)
+
+    def _weigh(self, result: StepResult) -> None:
+        """What a step of decodes alone says about the worth of guesses."""
+        self._pace.balance.note(
+            len(result.slices),
+            sum(len(got.tokens) for got in result.slices),
+            result.draft_seconds
+            + result.prepare_seconds
+            + result.forward_seconds
+            + result.sample_seconds,
+            has_guesses=any(got.num_drafted for got in result.slices),
+        )
 
     def _end_prefill(self, request: Request, now: float) -> None:
         """The prompt is in its pages: offer it to the cache, so that followers and equal prompts

@@ -18,6 +18,7 @@ from whole_engine import MAX_ROWS, Dictated, Outcome, Setting, engine, expect_eq
 
 from kernels.native_build import Library, build
 from srt.config.facts import ModelFacts
+from srt.scheduler.balance import Balance
 
 Logits = dict[tuple[int, int], torch.Tensor]
 
@@ -120,9 +121,10 @@ def test_native_answers_do_not_depend_on_company(
 
 @pytest.mark.parametrize("drafter", ("ngram", "self"))
 def test_native_answers_do_not_depend_on_guesses(
-    drafter: str, facts: ModelFacts, library: Library
+    drafter: str, facts: ModelFacts, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A verified token is computed in another batch, by another half of the kernels; the same bits."""
+    monkeypatch.setattr(Balance, "pays", lambda *_: True)
     native = Setting(implementation="native", prefill="native", decode="native", dtype="bfloat16")
     expected: dict[int, Outcome] = {}
     with engine(facts, replace(native, max_running=1, max_step_tokens=512), library) as lone:

@@ -14,6 +14,7 @@ from request_set import all_requests, ask, long_requests, words
 from whole_engine import Engine, Outcome, Setting, engine, expect_equal, num_retractions
 
 from srt.config.facts import ModelFacts
+from srt.scheduler.balance import Balance
 from srt.scheduler.pace import Pace
 from srt.wire.messages import AbortWork, Work
 
@@ -24,8 +25,9 @@ USUAL = Setting(radix=True, depth=1, chunk=16, drafter="self")
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everybody gets guesses always, however wrong they were."""
+    """Everybody gets guesses always, however wrong they were and whatever they cost."""
     monkeypatch.setattr(Pace, "learn", lambda *_: None)
+    monkeypatch.setattr(Balance, "pays", lambda *_: True)
 
 
 def in_waves(requests: list[Work]) -> tuple[list[Work], ...]:
