@@ -17,7 +17,7 @@ from bench.plot import plot
 from bench.profile import render_profile
 from bench.record import Record
 from bench.report import describe_machine, render, summarize
-from bench.scenario import Scenario, make_workload, read_scenario
+from bench.scenario import Scenario, read_scenario, workload_of
 from bench.targets import HttpTarget, Target, ZmqTarget
 from srt.client import AsyncClient
 from srt.errors import ConfigError
@@ -126,7 +126,7 @@ async def run_loads(options: argparse.Namespace, scenario: Scenario) -> list[dic
             api_key=options.api_key,
         )
     results = []
-    warm = make_workload({**scenario.workload}, seed=options.seed + 1_000_003)
+    warm = workload_of(scenario, scenario.loads[0], options.seed + 1_000_003)
     await drive(target, first_items(warm, 2), concurrency=2)
     try:
         for turn in range(options.repeat or scenario.repeat):
@@ -144,8 +144,7 @@ async def run_loads(options: argparse.Namespace, scenario: Scenario) -> list[dic
 async def run_load(
     target: Target, scenario: Scenario, load: dict[str, Any], seed: int
 ) -> dict[str, Any]:
-    changes = {key: value for key, value in load.items() if key not in ("concurrency", "rate")}
-    workload = make_workload({**scenario.workload, **changes}, seed=seed)
+    workload = workload_of(scenario, load, seed)
     records: list[Record]
     records, wall = await drive(
         target,

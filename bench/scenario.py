@@ -49,6 +49,12 @@ def read_scenario(path: Path) -> Scenario:
         raise ConfigError(f"scenario {path}: {error}") from None
 
 
+def workload_of(scenario: Scenario, load: dict[str, Any], seed: int) -> Workload:
+    """The scenario's workload with what this load changes of it."""
+    changes = {name: value for name, value in load.items() if name not in ("concurrency", "rate")}
+    return make_workload({**scenario.workload, **changes}, seed=seed)
+
+
 def make_workload(settings: dict[str, Any], *, seed: int) -> Workload:
     """Raises ConfigError on an unknown kind or setting."""
     options = dict(settings)

@@ -12,7 +12,7 @@ from bench.compare import compare
 from bench.drive import drive
 from bench.record import Record
 from bench.report import percentile, render, summarize
-from bench.scenario import make_workload, read_scenario
+from bench.scenario import make_workload, read_scenario, workload_of
 from bench.targets import Turns
 from bench.workloads import Item, multi_turn, random_prompts, replay_trace, shared_prefix
 from srt.errors import ConfigError
@@ -130,8 +130,7 @@ def test_scenario_files_of_the_repository_are_sound() -> None:
         scenario = read_scenario(path)
         names.add(scenario.name)
         for load in scenario.loads:
-            changes = {k: v for k, v in load.items() if k not in ("concurrency", "rate")}
-            assert make_workload({**scenario.workload, **changes}, seed=1).items
+            assert workload_of(scenario, load, seed=1).items
     assert {"cpu-http", "shared-prefix", "chat"} <= names
 
 
