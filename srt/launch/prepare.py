@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from srt.config.args import ServerArgs
@@ -12,6 +13,7 @@ from srt.config.resolve import Resolution, resolve
 from srt.config.trail import InputSource
 from srt.launch.boot import Boot, draw_identity
 from srt.launch.supervisor import Progress, show_nothing
+from srt.loading.fetch import find_known
 from srt.loading.locate import locate
 from srt.wire.topology import Addresses
 
@@ -24,8 +26,12 @@ def probe(args: ServerArgs, cache_folder: str, progress: Progress = show_nothing
 
     def facts_of(wish: str) -> ModelFacts:
         path = locate(wish, cache_folder, show)
-        is_on_disk = Path(wish).expanduser().exists()
-        return probe_model(path, Path(path).name.removesuffix(".gguf") if is_on_disk else wish)
+        if Path(wish).expanduser().exists():
+            return probe_model(path, Path(path).name.removesuffix(".gguf"))
+        facts, known = probe_model(path, wish), find_known(wish)
+        if known is None:
+            return facts
+        return replace(facts, generation_defaults={**known.generation_defaults})
 
     wish = args.speculative_draft_model
     return Facts(
