@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import secrets
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from bench.drive import drive, first_items
 from bench.plot import plot
 from bench.profile import render_profile
 from bench.record import Record
-from bench.report import describe_machine, render, summarize
+from bench.report import describe_engine, describe_machine, render, summarize
 from bench.scenario import Scenario, read_scenario, workload_of
 from bench.targets import HttpTarget, Target, ZmqTarget
 from srt.client import AsyncClient
@@ -126,13 +127,17 @@ async def run_loads(options: argparse.Namespace, scenario: Scenario) -> list[dic
             api_key=options.api_key,
         )
     results = []
+    config = await client.engine_config() if client else await ask_config(options)
+    engine = describe_engine(config)
     warm = workload_of(scenario, scenario.loads[0], options.seed + 1_000_003)
     await drive(target, first_items(warm, 2), concurrency=2)
     try:
         for turn in range(options.repeat or scenario.repeat):
             for number, load in enumerate(scenario.loads):
                 seed = options.seed + 1000 * turn + number
-                results.append(await run_load(target, scenario, load, seed))
+                result = {**await run_load(target, scenario, load, seed), "engine": engine}
+                print(orjson.dumps(result).decode(), flush=True)
+                results.append(result)
         if options.profile_step and client is not None:
             print(render_profile(await client.ask("profile")))
     finally:
@@ -165,8 +170,24 @@ async def run_load(
     }
     label = ", ".join(f"{key} {value}" for key, value in load.items()) or "all at once"
     print(render(f"{scenario.name}: {label}", summary))
-    print(orjson.dumps(result).decode(), flush=True)
     return result
+
+
+async def ask_config(options: argparse.Namespace) -> dict[str, Any] | None:
+    """The configuration of a server at `--url`, if it is one of ours and lets us see it."""
+    request = urllib.request.Request(f"{options.url}/v1/engine/config")
+    if options.api_key:
+        request.add_header("Authorization", f"Bearer {options.api_key}")
+
+    def read() -> dict[str, Any] | None:
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                config: dict[str, Any] = orjson.loads(answer.read())
+                return config
+        except (OSError, ValueError):
+            return None
+
+    return await asyncio.to_thread(read)
 
 
 def compare_files(before: Path, after: Path) -> str:

@@ -98,6 +98,15 @@ def render(title: str, summary: Summary) -> str:
     return "\n".join(lines)
 
 
+def describe_engine(config: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What was measured: an engine's answer about its configuration, without the trail. None for a
+    server that has no such answer."""
+    if config is None:
+        return None
+    names = ("config_hash", "bags", "runners", "versions")
+    return {name: config[name] for name in names if name in config}
+
+
 def describe_machine() -> dict[str, object]:
     """What the numbers were measured on."""
     model = ""
