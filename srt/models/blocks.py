@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 
@@ -16,14 +16,6 @@ from srt.protocols.kv_pool import KVPool
 
 class CausalModel(Protocol):
     """What a runner needs of a model. T tokens, H hidden size, S rows to score, V vocabulary."""
-
-    @classmethod
-    def parameters(cls, arch: Arch) -> list[Parameter]:
-        """The weight map: every parameter, and the checkpoint tensors that fill it."""
-        ...
-
-    @classmethod
-    def build(cls, arch: Arch, weights: Weights, ops: Ops, cos_sin: torch.Tensor) -> Self: ...
 
     def forward(
         self,
@@ -40,6 +32,18 @@ class CausalModel(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [S, H] -> [S, V] float32."""
         ...
+
+
+class Family(Protocol):
+    """What a file in this folder gives: what a checkpoint must hold, and the model it makes."""
+
+    def parameters(self, arch: Arch) -> list[Parameter]:
+        """The weight map: every parameter, and the checkpoint tensors that fill it."""
+        ...
+
+    def build(
+        self, arch: Arch, weights: Weights, ops: Ops, cos_sin: torch.Tensor
+    ) -> CausalModel: ...
 
 
 class GatedMlp:

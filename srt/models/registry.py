@@ -1,9 +1,9 @@
-"""Which class runs which architecture. A family is imported when it is asked for."""
+"""Which family runs which architecture. A family is imported when it is asked for."""
 
 from __future__ import annotations
 
 from srt.errors import ConfigError
-from srt.models.blocks import CausalModel
+from srt.models.blocks import Family
 
 ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -13,21 +13,21 @@ ARCHITECTURES = (
 )
 
 
-def model_class(architecture: str) -> type[CausalModel]:
+def model_family(architecture: str) -> Family:
     """Raises ConfigError naming the architecture and those that are known."""
     match architecture:
         case "LlamaForCausalLM" | "MistralForCausalLM":
             from srt.models.llama import Llama
 
-            return Llama
+            return Llama()
         case "Qwen2ForCausalLM":
             from srt.models.qwen2 import Qwen2
 
-            return Qwen2
+            return Qwen2()
         case "Qwen3ForCausalLM":
             from srt.models.qwen3 import Qwen3
 
-            return Qwen3
+            return Qwen3()
     raise ConfigError(
         f"architecture {architecture!r} is not implemented; known: {', '.join(ARCHITECTURES)}"
     )

@@ -24,7 +24,7 @@ from srt.loading.checkpoint import open_checkpoint
 from srt.loading.fill import fill
 from srt.models.arch import read_arch
 from srt.models.blocks import CausalModel
-from srt.models.registry import model_class
+from srt.models.registry import model_family
 from srt.protocols.attention import AttentionBackend
 from srt.protocols.forward_batch import ForwardBatch, TableWrite
 from srt.quant.methods import quantization_of
@@ -81,7 +81,7 @@ class ModelRunner:
             spec, draft_attention_backend
         )
         self.attention_pair = self._select_pair()
-        self._model_class = model_class(facts.architecture)
+        self._model_family = model_family(facts.architecture)
         self._model: CausalModel | None = None
         self._pool: PagedKVPool | None = None
         self._backend: AttentionBackend | None = None
@@ -106,7 +106,7 @@ class ModelRunner:
     def load(self, progress: Progress = quiet) -> None:
         """Reads, converts and packs the weights. Raises ConfigError naming the tensor at fault."""
         config = self.build_load_config(self._draft_load_format())
-        parameters = self._model_class.parameters(self.arch)
+        parameters = self._model_family.parameters(self.arch)
         checkpoint = open_checkpoint(
             config.path,
             config.load_format,
@@ -127,7 +127,7 @@ class ModelRunner:
         cos_sin = build_cos_sin(
             self.arch.rope, self.context_length, self.device, checkpoint.rope_divisors
         )
-        self._model = self._model_class.build(self.arch, weights, self.ops, cos_sin)
+        self._model = self._model_family.build(self.arch, weights, self.ops, cos_sin)
         self.weight_bytes = sum(value.nbytes for value in weights.tensors.values())
         self.weight_bytes += sum(packed.bytes for packed in weights.linears.values())
 
