@@ -1,4 +1,4 @@
-"""The prompts of the speculation benchmark: how many of each kind, and what a quoting prompt is made of."""
+"""The prompts of the speculation benchmark: how many of each kind, how long their passages are."""
 
 from __future__ import annotations
 
