@@ -206,9 +206,12 @@ class ScriptedWorker:
             result.error = "no token can be chosen: every one is forbidden"
             return
         result.tokens.append(chosen)
-        num_top = row.setup.params.logprobs
-        if num_top is not None:
-            scores = self._logprobs(favourite, chosen, num_top)
+        params = row.setup.params
+        if params.logprobs is not None:
+            if params.logprobs_mode == "processed":
+                scores = _certain(chosen, params.logprobs)
+            else:
+                scores = self._logprobs(favourite, chosen, params.logprobs)
             result.logprobs = [*(result.logprobs or []), scores]
 
     def _choose(self, row: _Row, allowed: bytes | None) -> tuple[int, int | None]:
@@ -237,3 +240,11 @@ class ScriptedWorker:
             return LogprobEntry(token=t, logprob=(PEAK if t == favourite else 0.0) - norm)
 
         return TokenLogprobs(chosen=entry(token), top=[entry(t) for t in order[:num_top]])
+
+
+def _certain(token: int, num_top: int) -> TokenLogprobs:
+    """A script draws its token for sure; the others are the lowest ids."""
+    others = [other for other in range(num_top + 1) if other != token]
+    ranked = [LogprobEntry(token=token, logprob=0.0)]
+    ranked += [LogprobEntry(token=other, logprob=-math.inf) for other in others]
+    return TokenLogprobs(chosen=ranked[0], top=ranked[:num_top])

@@ -1,16 +1,55 @@
-"""Log-probabilities of raw logits, as they travel."""
+"""Log-probabilities as they travel: of raw logits, and of what a token was drawn from."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
+from srt.sampling.draw import token_weights
+from srt.sampling.truncate import Truncation, keep_likely
 from srt.wire.params import LogprobEntry, TokenLogprobs
+
+
+@dataclass(slots=True, kw_only=True)
+class Wanted:
+    """The rows of a batch that ask for log-probabilities of one mode: their places, and how many of the
+    most likely tokens each wants."""
+
+    places: list[int]
+    nums: list[int]
+
+
+@dataclass(slots=True, kw_only=True)
+class WantedProcessed(Wanted):
+    """The P rows that ask for processed ones. `cut` index these P: rows with a truncation rule."""
+
+    inverse_temperature: torch.Tensor  # [P, 1] float32; 1 for greedy rows
+    cut: list[int]
+    rules: Truncation  # of the rows in `cut`
+
+
+def drawn_logits(
+    logits: torch.Tensor, peaks: torch.Tensor, wanted: WantedProcessed
+) -> torch.Tensor:
+    """Logits of the distribution that each wanted row is drawn from, [P, V]: divided by temperature,
+    minus infinity where truncation leaves nothing. logits: [S, V], all other rules applied; peaks: [S],
+    their largest. Keeps the very tokens that `draw_truncated` may draw."""
+    rows, tops = logits[wanted.places], peaks[wanted.places]
+    scaled = (rows - tops[:, None]) * wanted.inverse_temperature
+    if wanted.cut:
+        cut = wanted.cut
+        weights = token_weights(rows[cut], tops[cut], wanted.inverse_temperature[cut])
+        _, kept, _ = keep_likely(weights, wanted.rules, weights.shape[1])
+        is_out = kept.flatten(1)[:, : logits.shape[1]] == 0
+        scaled[cut] = scaled[cut].masked_fill(is_out, float("-inf"))
+    return scaled
 
 
 def token_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, nums: list[int]
 ) -> list[TokenLogprobs]:
-    """For each row of raw logits [n, V]: log-softmax at `tokens` [n] int64, and the `nums[i]` largest,
+    """For each row of logits [n, V]: log-softmax at `tokens` [n] int64, and the `nums[i]` largest,
     best first. Nothing is changed."""
     if not nums:
         return []

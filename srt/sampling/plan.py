@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from srt.sampling.logprobs import Wanted, WantedProcessed
 from srt.sampling.noise import seed_keys
 from srt.sampling.penalties import PenaltyBatch, PenaltyTables
 from srt.sampling.truncate import Truncation
-from srt.wire.params import SamplingParams
+from srt.wire.params import LogprobsMode, SamplingParams
 
 BAN = -100.0  # a bias of this or less forbids the token; any other is added as it is
 
@@ -64,8 +65,8 @@ class Plan:
     bans: Bans | None
     penalties: PenaltyBatch | None
     draws: Draws | None
-    logprob_places: list[int]
-    num_logprobs: list[int]
+    raw: Wanted
+    processed: WantedProcessed | None
 
     @property
     def changes_logits(self) -> bool:
@@ -82,7 +83,6 @@ class Planner:
 
     def build(self, rows: list[int], states: list[RowState]) -> Plan:
         """`states[i]` belongs to `rows[i]`."""
-        asks = [state.params.logprobs for state in states]
         return Plan(
             rows=list(rows),
             index=self._ints(rows),
@@ -90,8 +90,8 @@ class Planner:
             bans=self._bans(rows, states),
             penalties=self._penalties(states),
             draws=self._draws(rows, states),
-            logprob_places=[place for place, num in enumerate(asks) if num is not None],
-            num_logprobs=[num for num in asks if num is not None],
+            raw=Wanted(**_asks(states, "raw")),
+            processed=self._processed(states),
         )
 
     def _ints(self, values: list[int]) -> torch.Tensor:
@@ -149,22 +149,56 @@ class Planner:
         if not places:
             return None
         params = [states[place].params for place in places]
-        is_cut = [each.top_k > 0 or each.top_p < 1 or each.min_p > 0 for each in params]
+        is_cut = [_is_cut(each) for each in params]
         cut = [place for place, cuts in enumerate(is_cut) if cuts]
         return Draws(
             places=self._ints(places),
             rows=self._ints([rows[place] for place in places]),
             seeds=seed_keys([each.seed or 0 for each in params], self._device),
-            # bounded, so that zero times it is zero for any temperature
-            inverse_temperature=self._column(
-                [min(1.0 / each.temperature, 1e30) for each in params]
-            ),
+            inverse_temperature=self._column([_inverse_temperature(each) for each in params]),
             free=self._ints([place for place, cuts in enumerate(is_cut) if not cuts]),
             cut=self._ints(cut),
-            rules=Truncation(
-                top_k=self._ints([params[place].top_k for place in cut])[:, None],
-                top_p=self._column([params[place].top_p for place in cut], torch.float64),
-                min_p=self._column([params[place].min_p for place in cut]),
-                max_top_k=max((params[place].top_k for place in cut), default=0),
-            ),
+            rules=self._truncation([params[place] for place in cut]),
         )
+
+    def _truncation(self, params: list[SamplingParams]) -> Truncation:
+        return Truncation(
+            top_k=self._ints([each.top_k for each in params])[:, None],
+            top_p=self._column([each.top_p for each in params], torch.float64),
+            min_p=self._column([each.min_p for each in params]),
+            max_top_k=max((each.top_k for each in params), default=0),
+        )
+
+    def _processed(self, states: list[RowState]) -> WantedProcessed | None:
+        asks = _asks(states, "processed")
+        if not asks["places"]:
+            return None
+        params = [states[place].params for place in asks["places"]]
+        cut = [place for place, each in enumerate(params) if _is_cut(each)]
+        return WantedProcessed(
+            **asks,
+            inverse_temperature=self._column([_inverse_temperature(each) for each in params]),
+            cut=cut,
+            rules=self._truncation([params[place] for place in cut]),
+        )
+
+
+def _asks(states: list[RowState], mode: LogprobsMode) -> dict[str, list[int]]:
+    """The fields of `Wanted` for one mode."""
+    found = [
+        (place, state.params.logprobs)
+        for place, state in enumerate(states)
+        if state.params.logprobs is not None and state.params.logprobs_mode == mode
+    ]
+    return {"places": [place for place, _ in found], "nums": [num for _, num in found]}
+
+
+def _is_cut(params: SamplingParams) -> bool:
+    """Whether a rule leaves tokens out; none of them counts for a greedy row."""
+    has_rule = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+    return has_rule and params.temperature > 0
+
+
+def _inverse_temperature(params: SamplingParams) -> float:
+    """Bounded, so that zero times it is zero for any temperature; 1 for a greedy row."""
+    return min(1.0 / params.temperature, 1e30) if params.temperature > 0 else 1.0

@@ -9,7 +9,7 @@ import torch
 
 from srt.protocols.forward_batch import RowSetup
 from srt.sampling.draw import best_tokens, draw, token_weights
-from srt.sampling.logprobs import token_logprobs
+from srt.sampling.logprobs import Wanted, drawn_logits, token_logprobs
 from srt.sampling.masks import forbid_unmasked
 from srt.sampling.noise import position_keys
 from srt.sampling.penalties import PenaltyTables
@@ -90,13 +90,14 @@ class Sampler:
         if broken:
             tokens[broken] = 0
         self._advance(plan, tokens)
-        logprobs: list[TokenLogprobs | None] = [None] * len(rows)
+        found: list[TokenLogprobs | None] = [None] * len(rows)
         if raw is not None:
-            chosen = tokens[plan.logprob_places]
-            found = token_logprobs(raw, chosen, plan.num_logprobs)
-            for place, each in zip(plan.logprob_places, found, strict=True):
-                logprobs[place] = each if errors[place] is None else None
-        return Sampled(tokens=tokens, logprobs=logprobs, errors=errors)
+            _fill(found, plan.raw, raw, tokens)
+        if plan.processed is not None:
+            _fill(found, plan.processed, drawn_logits(logits, peaks, plan.processed), tokens)
+        for place in broken:
+            found[place] = None
+        return Sampled(tokens=tokens, logprobs=found, errors=errors)
 
     @torch.inference_mode()
     def score(
@@ -135,12 +136,12 @@ class Sampler:
     def _raw_rows(
         self, logits: torch.Tensor, plan: Plan, *, is_masked: bool
     ) -> torch.Tensor | None:
-        """The logits of the rows that want log-probabilities, safe from the rules."""
-        if not plan.logprob_places:
+        """The logits of the rows that want raw log-probabilities, safe from the rules."""
+        if not plan.raw.places:
             return None
-        if len(plan.logprob_places) == len(plan.rows):
+        if len(plan.raw.places) == len(plan.rows):
             return logits.clone() if plan.changes_logits or is_masked else logits
-        return logits[plan.logprob_places]
+        return logits[plan.raw.places]
 
     def _apply_rules(self, logits: torch.Tensor, plan: Plan) -> None:
         flat = logits.view(-1)
@@ -171,6 +172,15 @@ class Sampler:
         self._generated[plan.index] += 1
         if plan.penalties is not None:
             self._tables.count(plan.penalties, tokens[plan.penalties.places])
+
+
+def _fill(
+    found: list[TokenLogprobs | None], wanted: Wanted, logits: torch.Tensor, tokens: torch.Tensor
+) -> None:
+    """logits: [P, V], of the wanted rows; tokens: [S], drawn for all."""
+    entries = token_logprobs(logits, tokens[wanted.places], wanted.nums)
+    for place, entry in zip(wanted.places, entries, strict=True):
+        found[place] = entry
 
 
 def is_penalised(params: SamplingParams) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 Bytes = bytes  # a field of that name hides the type where annotations are read
 FinishReason = Literal["stop", "length", "abort", "error"]
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
+LogprobsMode = Literal["raw", "processed"]
 
 
 class Record(
@@ -69,6 +70,7 @@ class SamplingParams(Record, frozen=True):
     ignore_eos: bool = False
     grammar: Grammar | None = None
     logprobs: int | None = None  # None: off; k: the chosen token and the k most likely ones
+    logprobs_mode: LogprobsMode = "raw"  # see `TokenLogprobs`; prompt_logprobs are always raw
     prompt_logprobs: int | None = None  # same, for every prompt token but the first
 
 
@@ -110,8 +112,14 @@ class LogprobEntry(Record, frozen=True):
 
 
 class TokenLogprobs(Record, frozen=True):
-    """The chosen (or given) token and the most likely ones at that position, best first. Values are
-    log-softmax of the target's raw logits, before bias, penalties and temperature."""
+    """The chosen (or given) token and the most likely ones at that position, best first.
+
+    "raw" values are log-softmax of the target's raw logits, before grammar, bias, penalties and
+    temperature. "processed" ones are of the distribution that the token was drawn from: log-softmax
+    after all of these, temperature and truncation included, so a token that could not be drawn has
+    minus infinity. A greedy request has neither temperature nor truncation: its values are those of
+    the logits whose arg max it took.
+    """
 
     chosen: LogprobEntry
     top: list[LogprobEntry] = []
