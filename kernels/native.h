@@ -1,9 +1,10 @@
-/* Shared by the kernels: bfloat16 rows, 32-bit floats inside, one OpenMP team (torch's).
+/* Shared by the kernels: bfloat16 rows, 32-bit floats inside, one pool of threads (pool.h).
  *
  * Every kernel has a plain C path; the AVX-512 paths are compiled when the CPU of the build has them. */
 #pragma once
 
-#include <omp.h>
+#include "pool.h"
+
 #include <stdint.h>
 #include <string.h>
 
@@ -63,6 +64,11 @@ INLINE float exp2_plain(float x) {
 
 INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Into how many chunks a job of `items` goes: a few for each thread, or one if all of it is small. */
+INLINE int64_t chunks_of(const Pool *pool, int64_t items, int64_t is_large) {
+    return is_large ? min64(items, 4 * pool_threads(pool)) : min64(items, 1);
+}
 
 #if HAS_AVX512
 INLINE __m512 widen16(__m256i values) {

@@ -1,8 +1,4 @@
-"""Build and load the C kernels: once per source, compiler and CPU, into a cache folder.
-
-The library needs OpenMP's libgomp and finds the one torch has loaded (importing `kernels.arena` sees to
-that), so both use one pool of threads.
-"""
+"""Build and load the C kernels: once per source, compiler and CPU, into a cache folder."""
 
 from __future__ import annotations
 
@@ -18,7 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kernels.arena import Arena
+from kernels.pool import Pool
 
 # Not -ffast-math: linked into a shared object it switches denormals off for the whole process.
 FLAGS = (
@@ -29,7 +28,8 @@ FLAGS = (
     "-fno-trapping-math",
     "-fPIC",
     "-shared",
-    "-fopenmp",
+    "-fopenmp-simd",  # the pragmas only: the threads are ours, see pool.c
+    "-pthread",
 )
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 TIMEOUT_SECONDS = 120.0
@@ -41,6 +41,7 @@ class Library:
 
     path: Path
     functions: ctypes.CDLL
+    pool: Pool  # the threads all its functions share; close it when nothing runs any more
     arena: Arena = field(default_factory=Arena)  # where packed weights live
 
     def function(
@@ -59,14 +60,17 @@ class Unavailable:
     reason: str
 
 
-def build(cache_dir: Path, compiler: str | None) -> Library | Unavailable:
-    """Compile `kernels/*/*.c`, or take them from the cache, and load them.
+def build(
+    cache_dir: Path, compiler: str | None, threads: int | None = None
+) -> Library | Unavailable:
+    """Compile `kernels/**/*.c`, or take them from the cache, load them and start their threads.
 
     `compiler` is a path or a name on PATH; None: only a cached build made by any compiler is used.
+    `threads` counts the calling one; None: as many as torch has here.
     Several processes may call this at once: one compiles, the others wait and load its result.
     """
     folder = Path(__file__).parent
-    sources = sorted(folder.glob("*/*.c"))
+    sources = sorted(folder.glob("**/*.c"))
     cpu = _cpu()
     digest = hashlib.sha256(repr((FLAGS, cpu)).encode())
     for source in (*sources, *sorted(folder.glob("*.h"))):
@@ -74,7 +78,11 @@ def build(cache_dir: Path, compiler: str | None) -> Library | Unavailable:
     stem = f"kernels-{digest.hexdigest()[:16]}"
     if compiler is None:
         cached = sorted(cache_dir.glob(f"{stem}-*.so"))
-        return _load(cached[0]) if cached else Unavailable(reason="no C compiler, no cached build")
+        return (
+            _load(cached[0], threads)
+            if cached
+            else Unavailable(reason="no C compiler, no cached build")
+        )
     try:
         version = subprocess.run(
             [compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT_SECONDS
@@ -83,7 +91,7 @@ def build(cache_dir: Path, compiler: str | None) -> Library | Unavailable:
         return Unavailable(reason=f"C compiler {compiler} does not run: {error}")
     target = cache_dir / f"{stem}-{hashlib.sha256(version).hexdigest()[:8]}.so"
     if target.exists():
-        return _load(target)
+        return _load(target, threads)
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with open(cache_dir / f"{stem}.lock", "w") as lock:
@@ -97,7 +105,7 @@ def build(cache_dir: Path, compiler: str | None) -> Library | Unavailable:
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
         return Unavailable(reason=f"{compiler} failed: {lines[0]}")
-    return _load(target)
+    return _load(target, threads)
 
 
 def _compile(compiler: str, folder: Path, sources: list[Path], target: Path) -> None:
@@ -112,11 +120,13 @@ def _compile(compiler: str, folder: Path, sources: list[Path], target: Path) -> 
         Path(name).unlink(missing_ok=True)
 
 
-def _load(path: Path) -> Library | Unavailable:
+def _load(path: Path, threads: int | None) -> Library | Unavailable:
     try:
-        return Library(path=path, functions=ctypes.CDLL(str(path)))
+        functions = ctypes.CDLL(str(path))
     except OSError as error:
         return Unavailable(reason=f"cannot load {path}: {error}")
+    pool = Pool(functions, torch.get_num_threads() if threads is None else threads)
+    return Library(path=path, functions=functions, pool=pool)
 
 
 def _cpu() -> str:

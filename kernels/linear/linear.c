@@ -8,6 +8,7 @@
 #include "native.h"
 
 enum { PANEL = 32, STEP_BYTES = 128, MAX_TILE = 12, ROW_CHUNK = 192, PREFETCH = 2048, SHARES = 6 };
+enum { PARALLEL_VALUES = 16384 };
 
 typedef struct {
     const uint8_t *weight; /* panels */
@@ -166,36 +167,32 @@ INLINE void multiply_panels(const Packed *w, const Batch *b, int64_t tokens, int
     }
 }
 
-/* How many of its panels a thread's range has given out; on a cache line of its own. */
 typedef struct {
-    _Alignas(64) int64_t taken;
-} Progress;
+    const Packed *weight;
+    const Batch *batch;
+    int64_t tokens, panels, chunks;
+} Product;
 
-/* Each thread works through a range of its own, which is one stream from memory, a share at a time; then
- * it helps the others with what is left of theirs. One that loses its core holds up a share, no more. */
-INLINE void multiply(const Packed *w, const Batch *b, int64_t tokens, Progress *progress, Rows rows) {
-    int64_t panels = (w->channels + PANEL - 1) / PANEL;
-    int threads = omp_get_num_threads(), me = omp_get_thread_num();
-    int64_t share = max64(1, panels / (SHARES * threads));
-    for (int i = 0; i < threads; i++) {
-        int owner = (me + i) % threads;
-        int64_t begin = panels * owner / threads, end = panels * (owner + 1) / threads;
-        for (;;) {
-            int64_t at = begin + __atomic_fetch_add(&progress[owner].taken, share, __ATOMIC_RELAXED);
-            if (at >= end) break;
-            multiply_panels(w, b, tokens, at, min64(at + share, end), rows);
-        }
+#define DEFINE_PANELS(kind)                                                                           \
+    static void panels_##kind(const void *job, int64_t chunk) {                                       \
+        const Product *j = job;                                                                       \
+        multiply_panels(j->weight, j->batch, j->tokens, j->panels * chunk / j->chunks,                \
+                        j->panels * (chunk + 1) / j->chunks, rows_##kind);                            \
     }
+DEFINE_PANELS(bf16)
+DEFINE_PANELS(int8)
+
+static void multiply(Pool *pool, Job run, const Packed *w, const Batch *b, int64_t tokens) {
+    int64_t panels = (w->channels + PANEL - 1) / PANEL, chunks = min64(panels, SHARES * pool_threads(pool));
+    Product job = {w, b, tokens, panels, chunks};
+    pool_run(pool, run, &job, chunks);
 }
 
-void linear_bf16(const uint8_t *weight, const float *bias, int64_t channels, int64_t steps, const bf16 *x,
-                 int64_t tokens, void *out, int64_t out_is_float, int64_t threads) {
+void linear_bf16(Pool *pool, const uint8_t *weight, const float *bias, int64_t channels, int64_t steps,
+                 const bf16 *x, int64_t tokens, void *out, int64_t out_is_float) {
     Packed w = {weight, bias, 0, 0, channels, steps};
     Batch b = {(const uint8_t *)x, steps * 4, 0, out, out_is_float};
-    Progress progress[threads];
-    memset(progress, 0, sizeof progress);
-#pragma omp parallel num_threads(threads)
-    multiply(&w, &b, tokens, progress, rows_bf16);
+    multiply(pool, panels_bf16, &w, &b, tokens);
 }
 
 /* One row to int8, shifted by 128 so that the dot instruction may take it as unsigned. Returns the scale. */
@@ -226,20 +223,29 @@ static float quantize_row(const bf16 *x, int64_t size, int64_t padded, uint8_t *
     return peak / 127.0f;
 }
 
+typedef struct {
+    const bf16 *x;
+    int64_t size, padded, tokens, chunks;
+    uint8_t *to;
+    float *scales;
+} Rounding;
+
+static void quantize_rows(const void *job, int64_t chunk) {
+    const Rounding *j = job;
+    int64_t end = j->tokens * (chunk + 1) / j->chunks;
+    for (int64_t t = j->tokens * chunk / j->chunks; t < end; t++)
+        j->scales[t] = quantize_row(j->x + t * j->size, j->size, j->padded, j->to + t * j->padded);
+}
+
 /* scratch: tokens rows of 4 * steps bytes, then tokens floats. */
-void linear_int8(const uint8_t *weight, const float *bias, const float *scales, const int32_t *shift,
-                 int64_t channels, int64_t steps, const bf16 *x, int64_t size, int64_t tokens, uint8_t *scratch,
-                 void *out, int64_t out_is_float, int64_t threads) {
+void linear_int8(Pool *pool, const uint8_t *weight, const float *bias, const float *scales,
+                 const int32_t *shift, int64_t channels, int64_t steps, const bf16 *x, int64_t size,
+                 int64_t tokens, uint8_t *scratch, void *out, int64_t out_is_float) {
     float *row_scales = (float *)(scratch + tokens * steps * 4);
+    int64_t chunks = chunks_of(pool, tokens, tokens * size > PARALLEL_VALUES);
+    Rounding rounding = {x, size, steps * 4, tokens, chunks, scratch, row_scales};
+    pool_run(pool, quantize_rows, &rounding, chunks);
     Packed w = {weight, bias, scales, shift, channels, steps};
     Batch b = {scratch, steps * 4, row_scales, out, out_is_float};
-    Progress progress[threads];
-    memset(progress, 0, sizeof progress);
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(static)
-        for (int64_t t = 0; t < tokens; t++)
-            row_scales[t] = quantize_row(x + t * size, size, steps * 4, scratch + t * steps * 4);
-        multiply(&w, &b, tokens, progress, rows_int8);
-    }
+    multiply(pool, panels_int8, &w, &b, tokens);
 }

@@ -47,9 +47,9 @@ class NativeLinear:
         self._weight_pointer = self._weight.data_ptr()
         self._bias_pointer = None if self._bias is None else self._bias.data_ptr()
         self._run = library.function(
-            "linear_bf16", *[POINTER] * 2, *[INT] * 2, POINTER, INT, POINTER, INT, INT
+            "linear_bf16", *[POINTER] * 3, *[INT] * 2, POINTER, INT, POINTER, INT
         )
-        self._threads = torch.get_num_threads()
+        self._pool = library.pool
         self.bytes = self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -58,6 +58,7 @@ class NativeLinear:
             x = torch.nn.functional.pad(x, (0, 1))
         y = torch.empty((tokens, self._channels), dtype=self._out_dtype)
         self._run(
+            self._pool.pointer,
             self._weight_pointer,
             self._bias_pointer,
             self._channels,
@@ -66,7 +67,6 @@ class NativeLinear:
             tokens,
             y.data_ptr(),
             self._wide,
-            self._threads,
         )
         return y
 
@@ -96,14 +96,14 @@ class NativeInt8Linear:
         )
         self._run = library.function(
             "linear_int8",
-            *[POINTER] * 4,
+            *[POINTER] * 5,
             *[INT] * 2,
             POINTER,
             *[INT] * 2,
             *[POINTER] * 2,
-            *[INT] * 2,
+            INT,
         )
-        self._threads = torch.get_num_threads()
+        self._pool = library.pool
         self.bytes = sum(
             tensor.nbytes
             for tensor in (self._weight, self._scales, self._shift, self._bias)
@@ -115,6 +115,7 @@ class NativeInt8Linear:
         y = torch.empty((tokens, self._channels), dtype=self._out_dtype)
         scratch = torch.empty(tokens * 4 * (self._steps + 1), dtype=torch.uint8)
         self._run(
+            self._pool.pointer,
             *self._pointers,
             self._channels,
             self._steps,
@@ -124,7 +125,6 @@ class NativeInt8Linear:
             scratch.data_ptr(),
             y.data_ptr(),
             self._wide,
-            self._threads,
         )
         return y
 

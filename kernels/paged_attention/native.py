@@ -22,7 +22,7 @@ NO_WINDOW = 1 << 62
 def bind(library: Library) -> PagedAttention:
     run = library.function(
         "paged_attention",
-        *[POINTER] * 4,
+        *[POINTER] * 5,
         INT,
         *[POINTER] * 3,
         INT,
@@ -30,9 +30,8 @@ def bind(library: Library) -> PagedAttention:
         FLOAT,
         *[INT] * 4,
         POINTER,
-        INT,
     )
-    threads = torch.get_num_threads()
+    pool = library.pool
 
     def paged_attention(
         q: torch.Tensor,
@@ -49,6 +48,7 @@ def bind(library: Library) -> PagedAttention:
         out = torch.empty_like(q)
         _, heads, head_dim = q.shape
         run(
+            pool.pointer,
             q.data_ptr(),
             k_plane.data_ptr(),
             v_plane.data_ptr(),
@@ -65,7 +65,6 @@ def bind(library: Library) -> PagedAttention:
             k_plane.shape[1],
             head_dim,
             out.data_ptr(),
-            threads,
         )
         return out
 

@@ -270,11 +270,24 @@ static void attend(const Task *t, const Task *next) {
     attend_plain(t);
 }
 
+typedef struct {
+    const Task *tasks;
+    int64_t count, share;
+} Tasks;
+
+/* Long prefixes come last in the list: start with them. */
+static void attend_share(const void *job, int64_t chunk) {
+    const Tasks *j = job;
+    int64_t first = j->count - 1 - chunk * j->share, end = max64(0, first + 1 - j->share);
+    for (int64_t i = first; i >= end; i--) attend(j->tasks + i, j->tasks + max64(i - 1, 0));
+}
+
 /* window: at least 1; larger than any position for none. */
-void paged_attention(const bf16 *q, const bf16 *k_plane, const bf16 *v_plane, const int32_t *page_table,
+void paged_attention(Pool *pool, const bf16 *q, const bf16 *k_plane, const bf16 *v_plane, const int32_t *page_table,
                      int64_t table_stride, const int32_t *rows, const int32_t *starts, const int32_t *lengths,
                      int64_t slices, int64_t page_size, float scale, int64_t window, int64_t heads,
-                     int64_t kv_heads, int64_t dim, bf16 *out, int64_t threads) {
+                     int64_t kv_heads, int64_t dim, bf16 *out) {
+    int64_t threads = pool_threads(pool);
     int64_t run = max64(1, TASK_ROWS / (heads / kv_heads)), tasks = 0, tokens = 0;
     for (int64_t i = 0; i < slices; i++) tasks += (lengths[i] + run - 1) / run * kv_heads;
     if (!tasks) return;
@@ -291,8 +304,8 @@ void paged_attention(const bf16 *q, const bf16 *k_plane, const bf16 *v_plane, co
     }
     /* Heads of one token run lie side by side in memory: few threads should share them. */
     int64_t share = tasks / (8 * threads) / kv_heads * kv_heads;
-    if (share == 0 && tasks >= 4 * threads * kv_heads) share = kv_heads;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, max64(1, share))
-    for (int64_t i = tasks - 1; i >= 0; i--) attend(list + i, list + max64(i - 1, 0)); /* long prefixes come last: start with them */
+    if (share == 0) share = tasks >= 4 * threads * kv_heads ? kv_heads : 1;
+    Tasks job = {list, tasks, share};
+    pool_run(pool, attend_share, &job, (tasks + share - 1) / share);
     free(list);
 }

@@ -15,16 +15,14 @@ if TYPE_CHECKING:
 def bind(library: Library) -> Norms:
     from kernels.rms_norm import Norms
 
-    plain = library.function("rms_norm", POINTER, POINTER, FLOAT, INT, INT, POINTER, INT)
-    added = library.function(
-        "add_rms_norm", POINTER, POINTER, POINTER, FLOAT, INT, INT, POINTER, INT
-    )
-    threads = torch.get_num_threads()
+    plain = library.function("rms_norm", *[POINTER] * 3, FLOAT, INT, INT, POINTER)
+    added = library.function("add_rms_norm", *[POINTER] * 4, FLOAT, INT, INT, POINTER)
+    pool = library.pool
 
     def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(x)
         tokens, size = x.shape
-        plain(x.data_ptr(), weight.data_ptr(), eps, tokens, size, out.data_ptr(), threads)
+        plain(pool.pointer, x.data_ptr(), weight.data_ptr(), eps, tokens, size, out.data_ptr())
         return out
 
     def add_rms_norm(
@@ -33,6 +31,7 @@ def bind(library: Library) -> Norms:
         out = torch.empty_like(x)
         tokens, size = x.shape
         added(
+            pool.pointer,
             x.data_ptr(),
             residual.data_ptr(),
             weight.data_ptr(),
@@ -40,7 +39,6 @@ def bind(library: Library) -> Norms:
             tokens,
             size,
             out.data_ptr(),
-            threads,
         )
         return out, residual
 

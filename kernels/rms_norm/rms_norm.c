@@ -1,7 +1,7 @@
 /* RMS norm of rows, and the same after adding a residual. */
 #include "native.h"
 
-enum { PARALLEL_VALUES = 65536 }; /* fewer are done before a second thread has woken up */
+enum { PARALLEL_VALUES = 65536 }; /* fewer are done sooner than shared */
 
 INLINE void scale_row(const bf16 *x, const bf16 *weight, int64_t size, float eps, bf16 *out) {
     float squares = 0;
@@ -33,19 +33,42 @@ INLINE void add_row(const bf16 *x, int64_t size, bf16 *to) {
     for (; i < size; i++) to[i] = narrow(widen(x[i]) + widen(to[i]));
 }
 
-void rms_norm(const bf16 *x, const bf16 *weight, float eps, int64_t tokens, int64_t size, bf16 *out,
-              int64_t threads) {
-#pragma omp parallel for num_threads(threads) if (tokens * size > PARALLEL_VALUES)
-    for (int64_t t = 0; t < tokens; t++) scale_row(x + t * size, weight, size, eps, out + t * size);
+typedef struct {
+    const bf16 *x, *weight;
+    bf16 *residual;
+    float eps;
+    int64_t tokens, size, chunks;
+    bf16 *out;
+} Rows;
+
+static void norm_rows(const void *job, int64_t chunk) {
+    const Rows *j = job;
+    int64_t size = j->size, end = j->tokens * (chunk + 1) / j->chunks;
+    for (int64_t t = j->tokens * chunk / j->chunks; t < end; t++)
+        scale_row(j->x + t * size, j->weight, size, j->eps, j->out + t * size);
+}
+
+static void add_norm_rows(const void *job, int64_t chunk) {
+    const Rows *j = job;
+    int64_t size = j->size, end = j->tokens * (chunk + 1) / j->chunks;
+    for (int64_t t = j->tokens * chunk / j->chunks; t < end; t++) {
+        bf16 *sum = j->residual + t * size;
+        add_row(j->x + t * size, size, sum);
+        scale_row(sum, j->weight, size, j->eps, j->out + t * size);
+    }
+}
+
+void rms_norm(Pool *pool, const bf16 *x, const bf16 *weight, float eps, int64_t tokens, int64_t size,
+              bf16 *out) {
+    int64_t chunks = chunks_of(pool, tokens, tokens * size > PARALLEL_VALUES);
+    Rows job = {x, weight, 0, eps, tokens, size, chunks, out};
+    pool_run(pool, norm_rows, &job, chunks);
 }
 
 /* residual += x, rounded; out = its norm. */
-void add_rms_norm(const bf16 *x, bf16 *residual, const bf16 *weight, float eps, int64_t tokens, int64_t size,
-                  bf16 *out, int64_t threads) {
-#pragma omp parallel for num_threads(threads) if (tokens * size > PARALLEL_VALUES)
-    for (int64_t t = 0; t < tokens; t++) {
-        bf16 *sum = residual + t * size;
-        add_row(x + t * size, size, sum);
-        scale_row(sum, weight, size, eps, out + t * size);
-    }
+void add_rms_norm(Pool *pool, const bf16 *x, bf16 *residual, const bf16 *weight, float eps, int64_t tokens,
+                  int64_t size, bf16 *out) {
+    int64_t chunks = chunks_of(pool, tokens, tokens * size > PARALLEL_VALUES);
+    Rows job = {x, weight, residual, eps, tokens, size, chunks, out};
+    pool_run(pool, add_norm_rows, &job, chunks);
 }

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def bind(library: Library) -> RopeWriteKV:
-    pointers, sizes = [POINTER] * 8, [INT] * 4
-    run = library.function("rope_write_kv", *pointers, FLOAT, *sizes, POINTER, INT)
-    threads = torch.get_num_threads()
+    pointers, sizes = [POINTER] * 9, [INT] * 4
+    run = library.function("rope_write_kv", *pointers, FLOAT, *sizes, POINTER)
+    pool = library.pool
 
     def rope_write_kv(
         qkv: torch.Tensor,
@@ -34,6 +34,7 @@ def bind(library: Library) -> RopeWriteKV:
         tokens = qkv.shape[0]
         q = qkv.new_empty((tokens, num_heads, head_dim))
         run(
+            pool.pointer,
             qkv.data_ptr(),
             positions.data_ptr(),
             cos_sin.data_ptr(),
@@ -48,7 +49,6 @@ def bind(library: Library) -> RopeWriteKV:
             num_kv_heads,
             head_dim,
             q.data_ptr(),
-            threads,
         )
         return q
 

@@ -39,20 +39,41 @@ INLINE void rotate_head(const bf16 *x, const float *cos_sin, const bf16 *weight,
     }
 }
 
-void rope_write_kv(const bf16 *qkv, const int64_t *positions, const float *cos_sin, const int64_t *slots,
-                   bf16 *k_plane, bf16 *v_plane, const bf16 *q_norm, const bf16 *k_norm, float eps,
-                   int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, bf16 *q_out,
-                   int64_t threads) {
+typedef struct {
+    const bf16 *qkv;
+    const int64_t *positions;
+    const float *cos_sin;
+    const int64_t *slots;
+    bf16 *k_plane, *v_plane;
+    const bf16 *q_norm, *k_norm;
+    float eps;
+    int64_t tokens, heads, kv_heads, dim, chunks;
+    bf16 *q_out;
+} Tokens;
+
+static void rope_tokens(const void *job, int64_t chunk) {
+    const Tokens *j = job;
+    int64_t heads = j->heads, kv_heads = j->kv_heads, dim = j->dim;
     int64_t width = (heads + 2 * kv_heads) * dim, kv_width = kv_heads * dim;
-#pragma omp parallel for num_threads(threads) if (tokens * width > PARALLEL_VALUES)
-    for (int64_t t = 0; t < tokens; t++) {
-        const bf16 *q = qkv + t * width, *k = q + heads * dim, *v = k + kv_width;
-        const float *angles = cos_sin + positions[t] * dim;
-        bf16 *k_out = k_plane + slots[t] * kv_width;
+    int64_t end = j->tokens * (chunk + 1) / j->chunks;
+    for (int64_t t = j->tokens * chunk / j->chunks; t < end; t++) {
+        const bf16 *q = j->qkv + t * width, *k = q + heads * dim, *v = k + kv_width;
+        const float *angles = j->cos_sin + j->positions[t] * dim;
+        bf16 *k_out = j->k_plane + j->slots[t] * kv_width;
         for (int64_t h = 0; h < heads; h++)
-            rotate_head(q + h * dim, angles, q_norm, eps, dim, q_out + (t * heads + h) * dim);
+            rotate_head(q + h * dim, angles, j->q_norm, j->eps, dim, j->q_out + (t * heads + h) * dim);
         for (int64_t h = 0; h < kv_heads; h++)
-            rotate_head(k + h * dim, angles, k_norm, eps, dim, k_out + h * dim);
-        memcpy(v_plane + slots[t] * kv_width, v, kv_width * sizeof(bf16));
+            rotate_head(k + h * dim, angles, j->k_norm, j->eps, dim, k_out + h * dim);
+        memcpy(j->v_plane + j->slots[t] * kv_width, v, kv_width * sizeof(bf16));
     }
+}
+
+void rope_write_kv(Pool *pool, const bf16 *qkv, const int64_t *positions, const float *cos_sin,
+                   const int64_t *slots, bf16 *k_plane, bf16 *v_plane, const bf16 *q_norm,
+                   const bf16 *k_norm, float eps, int64_t tokens, int64_t heads, int64_t kv_heads,
+                   int64_t dim, bf16 *q_out) {
+    int64_t chunks = chunks_of(pool, tokens, tokens * (heads + 2 * kv_heads) * dim > PARALLEL_VALUES);
+    Tokens job = {qkv, positions, cos_sin, slots, k_plane, v_plane, q_norm, k_norm,
+                  eps, tokens,    heads,   kv_heads, dim,   chunks,  q_out};
+    pool_run(pool, rope_tokens, &job, chunks);
 }

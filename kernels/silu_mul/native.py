@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def bind(library: Library) -> SiluMul:
-    run = library.function("silu_mul", POINTER, INT, INT, POINTER, INT)
-    threads = torch.get_num_threads()
+    run = library.function("silu_mul", POINTER, POINTER, INT, INT, POINTER)
+    pool = library.pool
 
     def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         tokens, width = gate_up.shape
         out = gate_up.new_empty((tokens, width // 2))
-        run(gate_up.data_ptr(), tokens, width // 2, out.data_ptr(), threads)
+        run(pool.pointer, gate_up.data_ptr(), tokens, width // 2, out.data_ptr())
         return out
 
     return silu_mul
