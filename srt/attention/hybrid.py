@@ -58,4 +58,7 @@ def _cut(batch: AttentionBatch, pieces: slice, tokens: slice, num_decode: int) -
         lengths_host=batch.lengths_host[pieces],
         slots=batch.slots[tokens],
         positions=batch.positions[tokens],
+        bases=None if batch.bases is None else batch.bases[pieces],
+        bases_host=batch.bases_host[pieces],
+        visible=None if batch.visible is None else batch.visible[tokens],
     )

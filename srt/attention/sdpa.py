@@ -119,6 +119,16 @@ def _plan_prefill(batch: AttentionBatch) -> list[_Piece]:
         pages = batch.page_table[batch.rows_host[index]][keys // batch.page_size]
         slots = pages.long() * batch.page_size + keys % batch.page_size
         distance = keys[start:, None] - keys
+        if batch.bases_host and batch.bases_host[index] >= 0:
+            distance = _look(batch, slice(token, token + length), keys, batch.bases_host[index])
         pieces.append(_Piece(token, 1, length, slots[None], distance[None]))
         token += length
     return pieces
+
+
+def _look(batch: AttentionBatch, tokens: slice, keys: torch.Tensor, base: int) -> torch.Tensor:
+    """[queries, L] distances of a slice with a window: what is visible in it counts as near, for it is
+    never further than the window is long; what is not, as behind."""
+    assert batch.visible is not None
+    bits = batch.visible[tokens, None] >> (keys - base).clamp(min=0) & 1
+    return torch.where(keys < base, batch.positions[tokens, None] - keys, bits - 1)

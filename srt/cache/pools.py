@@ -48,3 +48,9 @@ class PagedKVPool:
     def values(self, layer: int) -> torch.Tensor:
         """The V plane of `layer`; a view, written in place."""
         return self._planes[2 * layer + 1]
+
+    def move(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+        """Copies K and V of the slots `sources` [N] int64 into the slots `destinations` [N] int64, in
+        every layer; the two may overlap."""
+        for plane in self._planes:
+            plane[destinations] = plane[sources]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -14,6 +15,20 @@ from srt.protocols.attention import AttentionBackend, AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
 
+@dataclass(slots=True, kw_only=True)
+class Taps:
+    """Where a forward pass is listened to: drafts feed on what their target thinks. Layer i: the
+    residual stream that enters decoder layer i, as it is; the number of layers: the final normed hidden
+    states. `taken` [T, H] each, in the order of `layers`, which is ascending."""
+
+    layers: tuple[int, ...]
+    taken: list[torch.Tensor] = field(default_factory=list)
+
+    def take(self, layer: int, stream: torch.Tensor) -> None:
+        if layer in self.layers:
+            self.taken.append(stream.clone())
+
+
 class CausalModel(Protocol):
     """What a runner needs of a model. T tokens, H hidden size, S rows to score, V vocabulary."""
 
@@ -24,9 +39,11 @@ class CausalModel(Protocol):
         pool: KVPool,
         attention: AttentionBackend,
         keep: torch.Tensor | None,
+        taps: Taps | None = None,
     ) -> torch.Tensor:
         """token_ids [T] int64, planned `attention`. Writes K and V of all T tokens; returns the final
-        normed hidden states [T, H], or only those of the tokens `keep` [S] int64 names: [S, H]."""
+        normed hidden states [T, H], or only those of the tokens `keep` [S] int64 names: [S, H]. `taps`
+        are filled for all T tokens."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

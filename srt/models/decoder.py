@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from kernels.ops import Ops
 from srt.layers.parameters import Weights
 from srt.models.arch import Arch
-from srt.models.blocks import GatedMlp
+from srt.models.blocks import GatedMlp, Taps
 from srt.protocols.attention import AttentionBackend, AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
@@ -57,12 +57,16 @@ class DenseDecoder:
         pool: KVPool,
         attention: AttentionBackend,
         keep: torch.Tensor | None,
+        taps: Taps | None = None,
     ) -> torch.Tensor:
         arch, ops, eps = self.arch, self.ops, self.arch.norm_eps
         residual = F.embedding(token_ids, self.embedding)
         x = ops.rms_norm(residual, self.layers[0].input_norm, eps)
         last = arch.num_layers - 1
+        early = last if taps is None or arch.num_layers not in taps.layers else -1
         for index, layer in enumerate(self.layers):
+            if taps is not None:
+                taps.take(index, residual)
             q = ops.rope_write_kv(
                 layer.qkv(x),
                 batch.positions,
@@ -79,12 +83,14 @@ class DenseDecoder:
             )
             x = attention.forward(q, index, pool, scale=self.scale, window=layer.window)
             x = x.reshape(-1, arch.q_size)
-            if index == last and keep is not None:  # nothing below mixes tokens any more
+            if index == early and keep is not None:  # nothing below mixes tokens any more
                 x, residual = x[keep], residual[keep]
             x, residual = ops.add_rms_norm(layer.out(x), residual, layer.mlp_norm, eps)
             following = self.final_norm if index == last else self.layers[index + 1].input_norm
             x, residual = ops.add_rms_norm(layer.mlp(x), residual, following, eps)
-        return x
+        if taps is not None:
+            taps.take(arch.num_layers, x)
+        return x if early == last or keep is None else x[keep]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -18,6 +18,10 @@ class AttentionBatch:
     page_table: [max_rows, max_pages] int32. rows, starts, lengths: [S] int32 tensors; `*_host` are the
     same numbers as lists, so that nothing needs a device sync. slots: [T] int64, where each token's K
     and V go. positions: [T] int64.
+
+    Slices are causal: a token sees its row's keys up to its own. Where `bases` [S] int32 is given and
+    not -1, the slice's tokens see the keys in slots before that base, and those at base + j for which
+    bit j of `visible` [T] int64 is set; both are None if no slice has a window.
     """
 
     num_decode: int  # the first num_decode slices have length 1
@@ -31,6 +35,9 @@ class AttentionBatch:
     lengths_host: list[int]
     slots: torch.Tensor
     positions: torch.Tensor
+    bases: torch.Tensor | None = None
+    bases_host: list[int] = field(default_factory=list)
+    visible: torch.Tensor | None = None
 
 
 class AttentionBackend(Protocol):

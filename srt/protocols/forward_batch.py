@@ -42,6 +42,21 @@ class TableWrite:
 
 
 @dataclass(slots=True, kw_only=True)
+class Window:
+    """What a slice's tokens see where that is not simply whatever came before them: a tree of guesses,
+    or a block whose tokens all see each other.
+
+    Every token sees the row's keys in slots before `base`, and of those at `base + j` the ones whose bit
+    j is set in its `visible`; j < 62. `positions` are where the tokens stand in the text, which in a
+    tree is not where their keys lie.
+    """
+
+    base: int
+    visible: list[int]
+    positions: list[int]
+
+
+@dataclass(slots=True, kw_only=True)
 class Slice:
     """Compute `length` tokens of `row` at positions `start .. start + length - 1`.
 
@@ -52,6 +67,8 @@ class Slice:
     `draft`: with `tokens` None, up to that many guessed tokens may be computed and verified along with
     this one; pages for them are there, and the result has 1 to 1 + draft tokens. With `tokens` given,
     the last `draft` of these are guesses: each is kept only if it is what the token before it draws.
+    `parents`: the guesses are a tree; for each the index of the guess before it, -1: the first token.
+    `window`: what the tokens see, if it is not what lies before them.
     `allowed`: only these tokens may be drawn, bit `i % 8` of byte `i // 8` for token i, one bit for
     each of the vocabulary.
     """
@@ -64,6 +81,8 @@ class Slice:
     prompt_logprobs: int | None = None
     targets: list[int] = field(default_factory=list)
     draft: int = 0
+    parents: list[int] | None = None
+    window: Window | None = None
     allowed: bytes | None = None
 
 
@@ -90,6 +109,8 @@ class SliceResult:
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None  # this request failed (for example NaN logits); the others did not
     num_drafted: int = 0  # guessed tokens that were verified; len(tokens) - 1 of them were right
+    num_deep: int = 0  # how many of them could have been right together: less than all in a tree
+    kept: list[int] = field(default_factory=list)  # which of the guesses were right, by index
 
 
 @dataclass(slots=True, kw_only=True)

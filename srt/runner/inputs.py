@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from srt.protocols.attention import AttentionBatch
-from srt.protocols.forward_batch import ForwardBatch, Slice
+from srt.protocols.forward_batch import ForwardBatch, Slice, Window
 from srt.runner.page_table import PageTable
 
 
@@ -42,6 +42,9 @@ def build_inputs(
     num_tokens = int(lengths.sum())
     positions, slots = _place(table, rows, starts, lengths, num_tokens, page_size)
     device = table.tensor.device
+    windows = [piece.window for piece in slices]
+    visible = _see(windows, lengths_host, positions) if any(windows) else None
+    bases_host = [-1 if each is None else each.base for each in windows] if any(windows) else []
     attention = AttentionBatch(
         num_decode=num_decode,
         page_size=page_size,
@@ -54,6 +57,9 @@ def build_inputs(
         lengths_host=lengths_host,
         slots=torch.from_numpy(slots).to(device),
         positions=torch.from_numpy(positions).to(device),
+        bases=None if visible is None else torch.tensor(bases_host, dtype=torch.int32).to(device),
+        bases_host=bases_host,
+        visible=None if visible is None else torch.from_numpy(visible).to(device),
     )
     sampling = [piece for piece in slices if piece.sample]
     scoring = [piece for piece in slices if piece.targets and piece.prompt_logprobs is not None]
@@ -87,6 +93,22 @@ def _place(
         pages, offsets = np.divmod(positions, page_size)
         slots = table.host[rows, pages].astype(np.int64) * page_size + offsets
     return positions, slots
+
+
+def _see(
+    windows: list[Window | None],
+    lengths: list[int],
+    positions: np.ndarray[tuple[int], np.dtype[np.int64]],
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The step's masks; puts the positions of tokens in windows in place."""
+    visible = np.zeros(len(positions), dtype=np.int64)
+    first = 0
+    for window, length in zip(windows, lengths, strict=True):
+        if window is not None:
+            visible[first : first + length] = window.visible
+            positions[first : first + length] = window.positions
+        first += length
+    return visible
 
 
 def _token_ids(

@@ -23,7 +23,7 @@ from srt.layers.rope import build_cos_sin
 from srt.loading.checkpoint import open_checkpoint
 from srt.loading.fill import fill
 from srt.models.arch import read_arch
-from srt.models.blocks import CausalModel
+from srt.models.blocks import CausalModel, Taps
 from srt.models.registry import model_family
 from srt.protocols.attention import AttentionBackend
 from srt.protocols.forward_batch import ForwardBatch, TableWrite
@@ -87,6 +87,8 @@ class ModelRunner:
         self._backend: AttentionBackend | None = None
         self._table: PageTable | None = None
         self._last_tokens = torch.empty(0, dtype=torch.int64, device=device)
+        self._tap_layers: tuple[int, ...] = ()
+        self.features: torch.Tensor | None = None
         self.weight_bytes = 0
 
     @property
@@ -149,6 +151,13 @@ class ModelRunner:
         self._table = table or PageTable(max_rows=max_rows, max_pages=max_pages, device=self.device)
         self._last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=self.device)
 
+    def capture(self, layers: tuple[int, ...]) -> None:
+        """From now on every forward leaves in `features` what its tokens were like at these layers, see
+        `Taps`: [T, len(layers) * H], side by side, valid until the next one."""
+        known = self.arch.num_layers
+        assert list(layers) == sorted(set(layers)) and all(0 <= layer <= known for layer in layers)
+        self._tap_layers = layers
+
     def init_backends(self) -> None:
         """Builds the stamped pair; nothing configured may change afterwards."""
         self._backend = build_backend(self.attention_pair, self.ops.paged_attention)
@@ -167,9 +176,12 @@ class ModelRunner:
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Hidden states of the kept tokens, [K, H]. K and V of all the step's tokens are written."""
         assert self._model is not None and self._backend is not None
-        return self._model.forward(
-            inputs.token_ids, inputs.attention, self.pool, self._backend, inputs.keep
+        taps = Taps(layers=self._tap_layers) if self._tap_layers else None
+        hidden = self._model.forward(
+            inputs.token_ids, inputs.attention, self.pool, self._backend, inputs.keep, taps
         )
+        self.features = None if taps is None else torch.cat(taps.taken, dim=1)
+        return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[S, H] -> [S, V] float32."""

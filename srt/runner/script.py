@@ -194,7 +194,7 @@ class ScriptedWorker:
             assert end == len(row.tokens), "only the last position is followed by a sample"
             room = len(self._table[piece.row]) * self._facts.page_size
             assert end + piece.draft <= room, "no pages for the guesses"
-            result.num_drafted = piece.draft
+            result.num_drafted = result.num_deep = piece.draft
             for _ in range(1 + piece.draft):
                 self._draw(row, piece.allowed, result)
         return result

@@ -13,11 +13,12 @@ from time import perf_counter
 
 import torch
 
+from srt.protocols.drafter import Guess, tree_depth
 from srt.protocols.forward_batch import ForwardBatch, Slice, SliceResult, StepResult
 from srt.protocols.worker import WorkerFacts
 from srt.runner.inputs import StepInputs
 from srt.runner.model_runner import ModelRunner
-from srt.sampling.accept import Run, accept_chains
+from srt.sampling.accept import Run, accept
 from srt.sampling.sampler import Sampler
 from srt.wire.params import TokenLogprobs
 
@@ -79,6 +80,7 @@ class TpModelWorker:
         logits = self.runner.logits(hidden[:num_sampling]) if num_sampling else None
         forwarded = perf_counter()
         runs = [] if logits is None else self._sample(inputs.sampling, logits)
+        self._close_ranks(batch.slices, inputs, runs)
         scores = self._score(inputs, hidden[num_sampling:])
         results = _collect(batch.slices, runs, scores)
         return StepResult(
@@ -93,8 +95,11 @@ class TpModelWorker:
         allowed = [piece.allowed for piece in slices]
         masks = allowed if any(mask is not None for mask in allowed) else None
         if any(piece.draft for piece in slices):
-            guesses = [(piece.tokens or [])[piece.length - piece.draft :] for piece in slices]
-            runs = accept_chains(self.sampler, logits, rows, guesses, masks)
+            guesses = [
+                Guess((piece.tokens or [])[piece.length - piece.draft :], piece.parents)
+                for piece in slices
+            ]
+            runs = accept(self.sampler, logits, rows, guesses, masks)
             last = torch.tensor([run.last for run in runs], dtype=torch.int64, device=logits.device)
             self.runner.remember(rows, last)
             return runs
@@ -106,6 +111,26 @@ class TpModelWorker:
                 sampled.tokens.tolist(), sampled.logprobs, sampled.errors, strict=True
             )
         ]
+
+    def _close_ranks(self, slices: list[Slice], inputs: StepInputs, runs: list[Run]) -> None:
+        """K and V of the guesses that were right, out of a tree, move to where they belong: right behind
+        the token before them."""
+        if all(piece.parents is None for piece in slices):
+            return
+        sources: list[int] = []
+        destinations: list[int] = []
+        first, sampled = 0, iter(runs)
+        for piece in slices:
+            kept = next(sampled).kept if piece.sample else []
+            behind = first + piece.length - piece.draft
+            for place, index in enumerate(kept):
+                if index != place:
+                    sources.append(behind + index)
+                    destinations.append(behind + place)
+            first += piece.length
+        if sources:
+            slots = inputs.attention.slots
+            self.runner.pool.move(slots[sources], slots[destinations])
 
     def _score(self, inputs: StepInputs, hidden: torch.Tensor) -> list[list[TokenLogprobs] | str]:
         """Per scoring slice the logprobs of its targets, or why there are none."""
@@ -143,7 +168,8 @@ def _collect(
         result = SliceResult(tokens=[])
         if piece.sample:
             run = next(sampled)
-            result.num_drafted = piece.draft
+            result.num_drafted, result.kept = piece.draft, run.kept
+            result.num_deep = tree_depth(piece.parents) if piece.parents else piece.draft
             if run.error is not None:
                 result.error = run.error
             else:

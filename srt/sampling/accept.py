@@ -2,7 +2,8 @@
 
 The rule: at every verified position the target draws its own token, with all of the request's rules
 and with the noise of (seed, position) that it would draw with anyway; a guess is kept if and only if it
-is that very token. The first token that is not the guess ends the run and stands in its place.
+is that very token. The first token that is not the guess ends the run and stands in its place. Guesses
+may be a tree: of several for one position the one that is the drawn token is kept, if any is.
 
 So the tokens put out are those of decoding one by one, for every temperature and whatever was guessed:
 each is drawn from the target's logits behind the same tokens with the same noise. The distribution is
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from srt.protocols.drafter import Guess
 from srt.sampling.sampler import Sampler
 from srt.wire.params import TokenLogprobs
 
@@ -30,6 +32,7 @@ class Run:
     """What one row put out in a step: one token, or several if guesses were right."""
 
     tokens: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)  # the guesses that were right, by index
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     error: str | None = None
 
@@ -38,15 +41,15 @@ class Run:
         return self.tokens[-1] if self.tokens else 0
 
 
-def accept_chains(
+def accept(
     sampler: Sampler,
     logits: torch.Tensor,
     rows: list[int],
-    guesses: list[list[int]],
+    guesses: list[Guess],
     masks: list[bytes | None] | None = None,
 ) -> list[Run]:
-    """One run for each of `rows`, all different. logits: [sum(1 + len(guess)), V] float32, chain after
-    chain: those behind the last known token, then behind each guess. They may be changed in place.
+    """One run for each of `rows`, all different. logits: [sum(1 + len(guess.tokens)), V] float32, row
+    after row: those behind the last known token, then behind each guess. They may be changed in place.
 
     `masks` are those of `Slice.allowed`. A row that has one has no guesses: what may follow a guess is
     known only when the grammar has taken it.
@@ -54,26 +57,30 @@ def accept_chains(
     firsts, first = [], 0
     for guess in guesses:
         firsts.append(first)
-        first += 1 + len(guess)
+        first += 1 + len(guess.tokens)
     assert first == len(logits), (first, len(logits))
-    assert masks is None or not any(m and g for m, g in zip(masks, guesses, strict=True))
+    assert masks is None or not any(m and g.tokens for m, g in zip(masks, guesses, strict=True))
     runs = [Run() for _ in rows]
+    places = [-1] * len(rows)
     alive, depth = list(range(len(rows))), 0
     while alive:
-        index = [firsts[chain] + depth for chain in alive]
+        index = [firsts[each] + 1 + places[each] for each in alive]
         sampled = sampler.sample(
-            logits[index], [rows[chain] for chain in alive], None if depth else masks
+            logits[index], [rows[each] for each in alive], None if depth else masks
         )
         going = []
-        for place, (chain, token) in enumerate(zip(alive, sampled.tokens.tolist(), strict=True)):
-            run, guess, error = runs[chain], guesses[chain], sampled.errors[place]
+        for at, (each, token) in enumerate(zip(alive, sampled.tokens.tolist(), strict=True)):
+            run, error = runs[each], sampled.errors[at]
             if error is not None and depth:  # what was kept is good; the next step meets this again
-                sampler.rollback(rows[chain], 1)
+                sampler.rollback(rows[each], 1)
                 continue
             run.error = error
             run.tokens.append(token)
-            run.logprobs.append(sampled.logprobs[place])
-            if error is None and depth < len(guess) and guess[depth] == token:
-                going.append(chain)
+            run.logprobs.append(sampled.logprobs[at])
+            following = guesses[each].followers(places[each]).get(token)
+            if error is None and following is not None:
+                run.kept.append(following)
+                places[each] = following
+                going.append(each)
         alive, depth = going, depth + 1
     return runs

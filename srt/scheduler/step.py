@@ -13,6 +13,7 @@ from srt.scheduler.finish import Finisher, ending
 from srt.scheduler.outbox import Outbox
 from srt.scheduler.pace import Pace
 from srt.scheduler.policy import Shares
+from srt.scheduler.promise import Promise
 from srt.scheduler.request import Request, State
 from srt.wire.params import FinishReason
 
@@ -34,10 +35,21 @@ class Flight:
     pieces: list[Piece]
     num_decodes: int
     ticket: Ticket
+    offered: int | None = None  # tokens there was room for beside the decodes; None: no prompt came
 
     @property
     def has_guesses(self) -> bool:
         return any(piece.slice.draft for piece in self.pieces[: self.num_decodes])
+
+    @property
+    def num_decode_tokens(self) -> int:
+        """Guesses included."""
+        return sum(1 + piece.slice.draft for piece in self.pieces[: self.num_decodes])
+
+    @property
+    def chunks(self) -> list[tuple[int, int]]:
+        """Start and length of each piece of a prompt."""
+        return [(p.slice.start, p.slice.length) for p in self.pieces[self.num_decodes :]]
 
 
 def build_batch(step: int, pieces: list[Piece]) -> ForwardBatch:
@@ -76,6 +88,7 @@ class Receiving:
         constraint: Constraint,
         metrics: Registry,
         pace: Pace,
+        promise: Promise,
     ) -> None:
         self._finisher = finisher
         self._outbox = outbox
@@ -83,6 +96,7 @@ class Receiving:
         self._constraint = constraint
         self._metrics = metrics
         self._pace = pace
+        self._promise = promise
 
     def receive(self, flight: Flight, result: StepResult, now: float) -> None:
         """Requests that ended while the step was on its way are passed over: their rows and pages may
@@ -109,20 +123,22 @@ class Receiving:
                 self._take_tokens(request, got, now)
             elif piece.ends_prefill:  # max_tokens 0: the prompt was all
                 self._finisher.finish(request, "length", now)
-        if len(flight.pieces) == flight.num_decodes:
-            self._weigh(result)
+        self._weigh(flight, result, now)
 
-    def _weigh(self, result: StepResult) -> None:
-        """What a step of decodes alone says about the worth of guesses."""
-        self._pace.balance.note(
-            len(result.slices),
-            sum(len(got.tokens) for got in result.slices),
-            result.draft_seconds
-            + result.prepare_seconds
-            + result.forward_seconds
-            + result.sample_seconds,
-            has_guesses=any(got.num_drafted for got in result.slices),
-        )
+    def _weigh(self, flight: Flight, result: StepResult, now: float) -> None:
+        """What the step's time says about the price of prompts, and if it was of decodes alone, about
+        the worth of guesses."""
+        seconds = result.draft_seconds + result.prepare_seconds
+        seconds += result.forward_seconds + result.sample_seconds
+        chunks = flight.chunks
+        self._promise.note(flight.step, flight.num_decode_tokens, chunks, seconds, now)
+        if not chunks:
+            self._pace.balance.note(
+                len(result.slices),
+                sum(len(got.tokens) for got in result.slices),
+                seconds,
+                has_guesses=any(got.num_drafted for got in result.slices),
+            )
 
     def _end_prefill(self, request: Request, now: float) -> None:
         """The prompt is in its pages: offer it to the cache, so that followers and equal prompts
@@ -173,7 +189,7 @@ class Receiving:
 
     def _count_guesses(self, request: Request, got: SliceResult) -> None:
         accepted = len(got.tokens) - 1
-        self._pace.learn(request, got.num_drafted, accepted)
+        self._pace.learn(request, got.num_deep, accepted)
         request.num_drafted += got.num_drafted
         request.num_accepted += accepted
         self._metrics.add("draft_verifications_total")
@@ -190,5 +206,7 @@ class Receiving:
             admitted = request.arrived if request.admitted is None else request.admitted
             self._metrics.observe("prefill_seconds", now - admitted)
         elif request.last_token is not None:
-            self._metrics.observe("itl_seconds", now - request.last_token)
+            gap = now - request.last_token
+            self._metrics.observe("itl_seconds", gap)
+            self._metrics.add("itl_broken_total", int(self._promise.is_broken(gap)))
         request.last_token = now

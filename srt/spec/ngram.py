@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from srt.protocols.drafter import Outcome, Wish
+from srt.protocols.drafter import Guess, Outcome, Wish
 from srt.protocols.forward_batch import RowSetup, Slice
+
+if TYPE_CHECKING:
+    import torch
 
 LONGEST = 6
 SHORTEST = 2
@@ -89,6 +93,7 @@ class NgramDrafter:
     """`corpus_tokens` 0: rows look into themselves only."""
 
     name = "ngram"
+    taps: tuple[int, ...] = ()
 
     def __init__(self, corpus_tokens: int = CORPUS_TOKENS) -> None:
         self._corpus_tokens = corpus_tokens
@@ -104,11 +109,11 @@ class NgramDrafter:
                 history=history, salt=setup.salt, num_given=len(setup.tokens)
             )
 
-    def prefill(self, slices: list[Slice]) -> None:
+    def prefill(self, slices: list[Slice], features: list[torch.Tensor]) -> None:
         """The prompt came with `open`."""
 
-    def propose(self, wishes: list[Wish]) -> list[list[int]]:
-        return [self._guess(self._rows[wish.row], wish.most) for wish in wishes]
+    def propose(self, wishes: list[Wish]) -> list[Guess]:
+        return [Guess(self._guess(self._rows[wish.row], wish.most)) for wish in wishes]
 
     def absorb(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:

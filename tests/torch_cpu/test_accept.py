@@ -7,12 +7,19 @@ from typing import Any
 import pytest
 import torch
 
+from srt.protocols.drafter import Guess
 from srt.protocols.forward_batch import RowSetup
-from srt.sampling.accept import accept_chains
+from srt.sampling.accept import Run, accept
 from srt.sampling.sampler import Sampler
 from srt.wire.params import SamplingParams
 
 VOCAB = 12
+
+
+def accept_chains(
+    sampler: Sampler, logits: torch.Tensor, rows: list[int], guesses: list[list[int]]
+) -> list[Run]:
+    return accept(sampler, logits, rows, [Guess(tokens) for tokens in guesses])
 
 
 def opened(rows: dict[int, dict[str, Any]]) -> Sampler:
@@ -91,6 +98,25 @@ def test_an_error_behind_right_guesses_waits_for_the_next_step() -> None:
     assert (first.tokens, first.error) == ([3, 4], None)
     assert int(sampler._generated[0]) == 2
     assert second.error is not None and "NaN" in second.error
+
+
+def test_a_tree_keeps_the_branch_that_was_drawn() -> None:
+    """3 (0) - 4 (2) - 6 (4)
+    known   <
+                7 (1) - 4 (3)            the target says 7, 4, 8"""
+    tree = Guess([3, 7, 4, 4, 6], [-1, -1, 0, 1, 2])
+    sampler = opened({1: GREEDY, 2: GREEDY})
+    logits = torch.cat([peaks(7, 9, 4, 9, 8, 9), peaks(3, 4, 9, 6, 9, 5)])
+    first, second = accept(sampler, logits, [1, 2], [tree, tree])
+    assert (first.tokens, first.kept) == ([7, 4, 8], [1, 3])
+    assert (second.tokens, second.kept) == ([3, 4, 6, 5], [0, 2, 4])
+    assert sampler._generated.tolist() == [0, 3, 4, 0]
+
+
+def test_of_equal_guesses_the_first_counts() -> None:
+    sampler = opened({0: GREEDY})
+    [run] = accept(sampler, peaks(3, 4, 9, 9), [0], [Guess([3, 3, 4], [-1, -1, 0])])
+    assert (run.tokens, run.kept) == ([3, 4, 9], [0, 2])
 
 
 @pytest.mark.parametrize("rank", (0, 3))

@@ -25,7 +25,8 @@ def setup(row: int, tokens: list[int], salt: str = "") -> RowSetup:
 
 def guess(drafter: NgramDrafter, row: int, most: int = 8) -> list[int]:
     [found] = drafter.propose([Wish(row=row, start=0, most=most)])
-    return found
+    assert found.parents is None
+    return found.tokens
 
 
 def opened(tokens: list[int], **more: int) -> NgramDrafter:
