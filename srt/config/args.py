@@ -49,6 +49,7 @@ class ServerArgs:
     max_queued_tokens: int | None = typed(None, "schedule", "prompt tokens that may wait; past them 429", least=1)
     max_step_tokens: int | None = typed(None, "schedule", "tokens in one step, decode and prefill together", least=1)
     chunked_prefill_size: int | None = typed(None, "schedule", "prompt tokens of one request in one step; 0: whole prompts", least=0)
+    max_itl_ms: float | None = typed(None, "schedule", "largest gap between two tokens of a request, ms; beside running requests prompts come in only as fast as that allows", least=1)
     policy: str = typed("fcfs", "schedule", "who is admitted first", ("fcfs", "longest-prefix", "priority"))
     page_size: int | None = typed(None, "schedule", "tokens in one KV page", least=1)
     overlap: bool | None = typed(None, "schedule", "prepare the next step while the device runs this one")

@@ -90,6 +90,7 @@ class ScheduleBag(Bag):
     max_queued_tokens: int
     max_step_tokens: int
     chunked_prefill_size: int  # 0: whole prompts
+    max_itl_ms: float | None  # None: no promise
     policy: str
     page_size: int
     overlap: bool

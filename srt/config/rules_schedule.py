@@ -23,6 +23,10 @@ def decide_schedule(args: ServerArgs, memory: MemoryPlan, decisions: Decisions) 
         max(memory.context_length, args.max_queued * QUEUED_TOKENS),
         f"{QUEUED_TOKENS} for each of the {args.max_queued} requests that may wait",
     )
+    if args.max_itl_ms is None:
+        decisions.decide("max_itl_ms", None, "off unless asked for: steps are bounded by tokens")
+    else:
+        decisions.take("max_itl_ms", args.max_itl_ms)
     decisions.choose(
         "overlap",
         args.overlap,
@@ -64,6 +68,11 @@ def _chunk(args: ServerArgs, memory: MemoryPlan, decisions: Decisions) -> int:
                 f"--chunked-prefill-size {asked} was asked for, but --max-step-tokens {step} is the "
                 f"most one step takes; allowed: {page} to {step}; change one of the two"
             )
+    if asked == 0 and args.max_itl_ms is not None:
+        raise ConfigError(
+            f"--max-itl-ms {args.max_itl_ms:g} was asked for with --chunked-prefill-size 0, but whole "
+            f"prompts cannot be fitted into a time; allowed: {page} and more; change one of the two"
+        )
     if asked is not None:
         return decisions.take("chunked_prefill_size", asked)
     if step is not None and step < max(page, CHUNK):
@@ -75,6 +84,8 @@ def _chunk(args: ServerArgs, memory: MemoryPlan, decisions: Decisions) -> int:
         return decisions.decide("chunked_prefill_size", step, f"one step takes {step} tokens")
     if page > CHUNK:
         return decisions.decide("chunked_prefill_size", page, "one page")
+    if args.max_itl_ms is not None:
+        return decisions.decide("chunked_prefill_size", CHUNK, "at most; --max-itl-ms takes less")
     return decisions.decide(
         "chunked_prefill_size", CHUNK, "keeps a CPU's step short while a long prompt comes in"
     )

@@ -84,6 +84,7 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
         radix_cache=not memory.disable_radix_cache,
         eviction_policy=memory.eviction_policy,
         step_log=get_observability().step_log,
+        max_itl=None if schedule.max_itl_ms is None else schedule.max_itl_ms / 1000,
         draft_tokens=spec.speculative_num_draft_tokens,
         draft_budget=spec.speculative_batch_tokens,
     )

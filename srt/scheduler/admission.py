@@ -8,6 +8,7 @@ from srt.cache.store import KVStore
 from srt.metrics.registry import Registry
 from srt.scheduler.budget import Growth, Settings, chunk_length, pages_for
 from srt.scheduler.policy import Shares, note_overtaking, rank, share_out
+from srt.scheduler.promise import Room
 from srt.scheduler.queue import Queue
 from srt.scheduler.request import Reason, Refusal, Request, Roster, State
 from srt.wire.params import CacheReport
@@ -60,15 +61,15 @@ class Admission:
 
         return walk(), places
 
-    def refuse_all(self, left: int) -> Refusal | None:
-        """Why nobody at all can be admitted now, whoever is first: rows or tokens are used up."""
+    def refuse_all(self, room: Room) -> Refusal | None:
+        """Why nobody at all can be admitted now, whoever is first: rows or room are used up."""
         active = self._roster.active
         settings = self._settings
         most = min(settings.max_running, self._store.rows.total, settings.max_step_tokens - 1)
         if len(active) >= most:
             return Refusal(reason=Reason.ROWS, needed=1, behind=active[0].uid)
-        if left <= 0:
-            return Refusal(reason=Reason.TOKEN_BUDGET, needed=1)
+        if room.left() <= 0:
+            return Refusal(reason=room.reason, needed=1)
         return None
 
     def _peek(self, request: Request) -> int:
@@ -76,11 +77,11 @@ class Admission:
         return self._store.cache.peek(request.tokens, request.work.cache_salt, limit)
 
     def try_admit(
-        self, request: Request, now: float, step: int, left: int, *, is_first: bool
+        self, request: Request, now: float, step: int, room: Room, *, is_first: bool
     ) -> Refusal | None:
-        """Admits (None) or refuses. `left` tokens are free in the step, `is_first` if no prompt is in
-        it yet."""
-        refusal = self._refuse_early(request, step, left)
+        """Admits (None) or refuses. `room` is free in the step, `is_first` if no prompt is in it
+        yet."""
+        refusal = self._refuse_early(request, step, room)
         if refusal is not None:
             return refusal
         store, active = self._store, self._roster.active
@@ -95,7 +96,7 @@ class Admission:
             return self._short[1]
         match = store.cache.match(request.tokens, request.work.cache_salt, _match_limit(request))
         remaining = len(request.tokens) - match.num_tokens
-        chunk = self._settings.chunked_prefill_size
+        chunk, left = self._settings.chunked_prefill_size, room.left()
         if not chunk_length(remaining, chunk, left, is_first=is_first):
             store.cache.release(match.handle)
             return Refusal(reason=Reason.CHUNK_BUDGET, needed=remaining, free=left)
@@ -117,7 +118,7 @@ class Admission:
         self._enter(request, now, match.num_tokens, match.report)
         return None
 
-    def _refuse_early(self, request: Request, step: int, left: int) -> Refusal | None:
+    def _refuse_early(self, request: Request, step: int, room: Room) -> Refusal | None:
         """The reasons that need no look at the cache."""
         active = self._roster.active
         if request.awaits_grammar:
@@ -129,7 +130,7 @@ class Admission:
                 return Refusal(reason=Reason.LEADER, behind=leader.uid)
         if step < request.cool_until and active:
             return Refusal(reason=Reason.COOL_DOWN, needed=request.cool_until - step)
-        return self.refuse_all(left)
+        return self.refuse_all(room)
 
     def _pages_needed(self, request: Request) -> int:
         """Pages for its prompt and everybody's expected growth, before what the cache has."""

@@ -11,30 +11,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-WEIGHT = 0.125  # of the latest step in a running mean
+from srt.scheduler.mean import Mean
+
 FEW = 4  # plain steps before the first guess, and guessed ones before a verdict
 REFRESH = 64  # steps with guesses between two without, so that `plain` stays true
 SHORTEST_REST = 32
 LONGEST_REST = 1024
 
 
-@dataclass(slots=True)
-class _Mean:
-    value: float = 0.0
-    count: int = 0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.value += (value - self.value) * max(WEIGHT, 1 / self.count)
-
-
 @dataclass(slots=True, kw_only=True)
 class _Batch:
     """What is known of steps with about so many decodes."""
 
-    plain: _Mean = field(default_factory=_Mean)
-    guessed: _Mean = field(default_factory=_Mean)
-    gain: _Mean = field(default_factory=_Mean)
+    plain: Mean = field(default_factory=Mean)
+    guessed: Mean = field(default_factory=Mean)
+    gain: Mean = field(default_factory=Mean)
     since_plain: int = 0
     rest: int = 0
     rest_length: int = SHORTEST_REST
@@ -70,7 +61,7 @@ class Balance:
             return
         batch.rest = batch.rest_length
         batch.rest_length = min(2 * batch.rest_length, LONGEST_REST)
-        batch.guessed, batch.gain = _Mean(), _Mean()
+        batch.guessed, batch.gain = Mean(), Mean()
 
     def _of(self, num_rows: int) -> _Batch:
         return self._batches.setdefault(num_rows.bit_length(), _Batch())

@@ -25,6 +25,7 @@ class Settings:
     radix_cache: bool = True
     eviction_policy: str = "lru"  # or lfu
     step_log: int = 4096  # steps remembered for the profile
+    max_itl: float | None = None  # seconds between two tokens that are promised, see `promise`
     draft_tokens: int = 0  # guessed tokens that a decode may verify; 0: no speculation
     draft_budget: int = 16  # decode tokens in a step, guesses included, up to which guesses may pay
 
@@ -39,6 +40,8 @@ class Settings:
             raise ValueError(f"max_step_tokens must be at least 2, not {self.max_step_tokens}")
         if self.chunked_prefill_size < 0:
             raise ValueError(f"chunked_prefill_size is {self.chunked_prefill_size}; 0 turns it off")
+        if self.max_itl is not None and not (self.max_itl > 0 and self.chunked_prefill_size):
+            raise ValueError(f"max_itl {self.max_itl} must be positive, and whole prompts break it")
 
 
 def chunk_length(remaining: int, chunk: int, left: int, *, is_first: bool) -> int:

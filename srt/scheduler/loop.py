@@ -35,6 +35,7 @@ from srt.scheduler.pace import Pace
 from srt.scheduler.policy import Shares
 from srt.scheduler.prefill import Prefill
 from srt.scheduler.profile import STAGES, StepLog, StepRecord
+from srt.scheduler.promise import Promise
 from srt.scheduler.queue import Queue
 from srt.scheduler.request import Roster
 from srt.scheduler.step import Flight, Piece, Receiving, build_batch
@@ -86,6 +87,7 @@ class Scheduler:
             most=settings.draft_tokens,
             budget=min(settings.draft_budget, settings.max_step_tokens // 2),  # prompts need room
         )
+        self._promise = Promise(settings.max_itl)
         self._decode = Decode(
             roster=roster, queue=queue, store=store, growth=growth, metrics=metrics, pace=pace
         )
@@ -96,9 +98,9 @@ class Scheduler:
         self._prefill = Prefill(roster=roster, queue=queue, admission=admission, settings=settings)
         self._receiving = Receiving(
             finisher=finisher, outbox=self._outbox, shares=shares, constraint=constraint,
-            metrics=metrics, pace=pace,
+            metrics=metrics, pace=pace, promise=self._promise,
         )  # fmt: skip
-        self._steps = StepLog(settings.step_log)
+        self._steps = StepLog(settings.step_log, self._promise.describe)
         self._commands = Commands(
             roster=roster, queue=queue, store=store, outbox=self._outbox, steps=self._steps,
             metrics=self.stats, config=config, audit=self.audit, is_idle=self._is_idle,
@@ -131,11 +133,11 @@ class Scheduler:
         self._constraint.admit_ready(now)
         times.append(self._clock())
         try:
-            pieces, num_decodes = self._plan(now)
+            pieces, num_decodes, offered = self._plan(now)
             record.reasons = {r.value: n for r, n in self._queue.reasons().items()}
             times.append(self._clock())
             if pieces:
-                self._launch(pieces, num_decodes)
+                self._launch(pieces, num_decodes, offered)
             times.append(self._clock())
             self._outbox.flush(self._step)  # what the messages gave need not wait for the step
             ahead = self._settings.depth if pieces else 0
@@ -170,8 +172,9 @@ class Scheduler:
             case Drain():
                 self._inbox.drain(message, now)
 
-    def _plan(self, now: float) -> tuple[list[Piece], int]:
-        """The pieces of the next step: decodes first, then prompts. If pages are short, what is in
+    def _plan(self, now: float) -> tuple[list[Piece], int, int | None]:
+        """The pieces of the next step: decodes first, then prompts; how many are decodes, and for how
+        many prompt tokens there was room. If pages are short, what is in
         flight comes home first: it may free some, and only then is it known what to retract. So it
         does if a grammar runs: leaving that request out instead would halve its pace; and so does a
         step with guesses: before, nobody knows at which positions its rows go on."""
@@ -181,8 +184,10 @@ class Scheduler:
             self._land()
             self._decode.make_room(now, self._step)
         decodes = self._decode.plan()
-        left = self._settings.max_step_tokens - sum(1 + piece.slice.draft for piece in decodes)
-        return decodes + self._prefill.plan(now, self._step, left), len(decodes)
+        decode_tokens = sum(1 + piece.slice.draft for piece in decodes)
+        room = self._promise.room(decode_tokens, self._settings.max_step_tokens - decode_tokens)
+        prompts = self._prefill.plan(now, self._step, room)
+        return decodes + prompts, len(decodes), room.offered
 
     def _land(self) -> None:
         """Brings home all that is in flight."""
@@ -191,14 +196,22 @@ class Scheduler:
             self._collect(home)
             self._note(home)
 
-    def _launch(self, pieces: list[Piece], num_decodes: int) -> None:
+    def _launch(self, pieces: list[Piece], num_decodes: int, offered: int | None) -> None:
         flight_step = self._step
         self._step += 1
         batch = build_batch(flight_step, pieces)
         ticket = self._worker.launch(batch)
         self._flights.append(
-            Flight(step=flight_step, pieces=pieces, num_decodes=num_decodes, ticket=ticket)
+            Flight(
+                step=flight_step,
+                pieces=pieces,
+                num_decodes=num_decodes,
+                ticket=ticket,
+                offered=offered,
+            )
         )
+        if offered is not None:
+            self._registry.put("prefill_room_tokens", offered)
         self._registry.add("steps_total")
 
     def _collect(self, record: StepRecord) -> None:
@@ -211,7 +224,8 @@ class Scheduler:
         self._receiving.receive(flight, result, waited)
         record.step = flight.step
         record.num_decodes = flight.num_decodes
-        record.num_prefill_tokens = sum(p.slice.length for p in flight.pieces[flight.num_decodes :])
+        record.num_prefill_tokens = sum(length for _, length in flight.chunks)
+        record.offered = flight.offered
         record.phases = {
             "draft": result.draft_seconds,
             "prepare": result.prepare_seconds,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from srt.protocols.forward_batch import Slice
 from srt.scheduler.admission import Admission
 from srt.scheduler.budget import Settings, chunk_length
+from srt.scheduler.promise import Room
 from srt.scheduler.queue import Queue
 from srt.scheduler.request import Reason, Refusal, Request, Roster, State
 from srt.scheduler.step import Piece
@@ -21,19 +22,19 @@ class Prefill:
         self._admission = admission
         self._settings = settings
 
-    def plan(self, now: float, step: int, left: int) -> list[Piece]:
-        """Pieces for `left` tokens. Afterwards every request that waits, or has part of its prompt
-        waiting, knows why."""
+    def plan(self, now: float, step: int, room: Room) -> list[Piece]:
+        """Pieces for what `room` there is. Afterwards every request that waits, or has part of its
+        prompt waiting, knows why."""
         pieces: list[Piece] = []
         for request in self._roster.active:
             if request.state is State.PREFILLING:
-                left -= self._cut(request, left, pieces)
+                self._cut(request, room, pieces)
         if len(self._queue):
-            self._admit(now, step, left, pieces)
+            self._admit(now, step, room, pieces)
         return pieces
 
-    def _admit(self, now: float, step: int, left: int, pieces: list[Piece]) -> None:
-        refusal = self._admission.refuse_all(left)
+    def _admit(self, now: float, step: int, room: Room, pieces: list[Piece]) -> None:
+        refusal = self._admission.refuse_all(room)
         if refusal is not None:  # ranking a long queue would be for nothing
             for request in self._queue:
                 request.refusal = refusal
@@ -42,9 +43,9 @@ class Prefill:
         blocked: Request | None = None
         tried: list[tuple[Request, Refusal]] = []
         for request in candidates:
-            refusal = self._admission.try_admit(request, now, step, left, is_first=not pieces)
+            refusal = self._admission.try_admit(request, now, step, room, is_first=not pieces)
             if refusal is None:
-                left -= self._cut(request, left, pieces)
+                self._cut(request, room, pieces)
                 continue
             request.refusal = refusal
             tried.append((request, refusal))
@@ -63,7 +64,7 @@ class Prefill:
         """Nobody passes one that is blocked: small requests could keep a large one out for ever."""
         assert blocked.refusal is not None
         behind = Refusal(reason=Reason.BEHIND, behind=blocked.uid)
-        if blocked.refusal.reason in (Reason.ROWS, Reason.TOKEN_BUDGET):
+        if blocked.refusal.reason in (Reason.ROWS, Reason.TOKEN_BUDGET, Reason.PROMISE):
             behind = blocked.refusal  # the same for everybody
         unfair = Refusal(reason=Reason.FAIRNESS, behind=blocked.uid)
         limit = places.get(blocked.uid, -1)
@@ -73,15 +74,16 @@ class Prefill:
         for request, refusal in tried:  # these have been told a reason of their own
             request.refusal = refusal
 
-    def _cut(self, request: Request, left: int, pieces: list[Piece]) -> int:
-        """Appends the request's next chunk and returns its length; 0 if nothing goes into this step."""
+    def _cut(self, request: Request, room: Room, pieces: list[Piece]) -> None:
+        """Appends the request's next chunk, or says why nothing of it goes into this step."""
         start, total = request.computed, len(request.tokens)
-        chunk = self._settings.chunked_prefill_size
+        chunk, left = self._settings.chunked_prefill_size, room.left(request.computed)
         length = chunk_length(total - start, chunk, left, is_first=not pieces)
         if length <= 0:
-            reason = Reason.TOKEN_BUDGET if left <= 0 else Reason.CHUNK_BUDGET
-            request.refusal = Refusal(reason=reason, needed=total - start, free=max(left, 0))
-            return 0
+            reason = room.reason if left <= 0 else Reason.CHUNK_BUDGET
+            request.refusal = Refusal(reason=reason, needed=total - start, free=left)
+            return
+        room.take(start, length)
         request.refusal = None
         end = start + length
         is_last = end == total
@@ -102,4 +104,3 @@ class Prefill:
             request.state = State.RUNNING
             request.in_flight += piece.sample
         pieces.append(Piece(request=request, slice=piece, ends_prefill=is_last))
-        return length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -22,15 +23,19 @@ class StepRecord:
     step: int = -1
     num_decodes: int = 0
     num_prefill_tokens: int = 0
+    offered: int | None = None  # prompt tokens there was room for; None: the step had no prompt
     reasons: dict[str, int] = field(default_factory=dict)  # how many waited for what
     stages: dict[str, float] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
 
 
 class StepLog:
-    """The last `size` records."""
+    """The last `size` records. `promise` says what `--max-itl-ms` knows; None if nothing is promised."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(
+        self, size: int, promise: Callable[[], dict[str, Any] | None] = lambda: None
+    ) -> None:
+        self._promise = promise
         self._records: deque[StepRecord] = deque(maxlen=max(size, 1))
 
     def add(self, record: StepRecord) -> None:
@@ -57,6 +62,7 @@ class StepLog:
         return {
             "steps": len(self._records),
             "waiting": dict(sorted(waiting.items())),
+            "promise": self._promise(),
             "groups": {name: _summarize(records) for name, records in sorted(groups.items())},
         }
 
@@ -71,6 +77,7 @@ def _summarize(records: list[StepRecord]) -> dict[str, Any]:
         "steps": len(records),
         "decodes": median(r.num_decodes for r in records),
         "prefill_tokens": median(r.num_prefill_tokens for r in records),
+        "prefill_room": median(r.offered or 0 for r in records),
         "stages": stages,
         "phases": phases,
         "step_seconds": median(sum(r.stages.values()) for r in records),

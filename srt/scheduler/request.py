@@ -24,6 +24,7 @@ class Reason(Enum):
     ROWS = "rows"  # as many requests run as may
     PAGES = "pages"  # its prompt and the growth of those that run need more KV pages
     TOKEN_BUDGET = "token_budget"  # this step's tokens are given away
+    PROMISE = "itl_promise"  # more of a prompt would make the running requests' tokens late
     CHUNK_BUDGET = (
         "chunk_budget"  # its prompt goes whole, and does not fit what is left of the step
     )

@@ -41,6 +41,7 @@ class HashWorker:
     def __init__(
         self, *, num_pages: int = 64, page_size: int = 4, max_rows: int = 8, vocab: int = 64,
         context: int = 512, raise_at: int = -1, errors: dict[tuple[int, int], str] | None = None,
+        token_seconds: float = 0.0,
     ) -> None:  # fmt: skip
         self.facts = WorkerFacts(
             vocab_size=vocab, context_length=context, num_pages=num_pages, page_size=page_size,
@@ -53,6 +54,7 @@ class HashWorker:
         self.batches: list[ForwardBatch] = []
         self.raise_at = raise_at
         self.errors = errors or {}
+        self.token_seconds = token_seconds
 
     def launch(self, batch: ForwardBatch) -> HashTicket:
         self.batches.append(batch)
@@ -77,7 +79,10 @@ class HashWorker:
             for i in range(piece.draft):  # guesses, and what a wrong one leaves behind
                 self.kv[self._slot(piece.row, piece.start + 1 + i)] = -99
         return HashTicket(
-            StepResult(slices=[self._result(batch.step, piece) for piece in batch.slices])
+            StepResult(
+                slices=[self._result(batch.step, piece) for piece in batch.slices],
+                forward_seconds=self.token_seconds * sum(piece.length for piece in batch.slices),
+            )
         )
 
     def _slot(self, row: int, position: int) -> int:

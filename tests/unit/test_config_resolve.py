@@ -92,7 +92,7 @@ def test_nothing_is_left_open() -> None:
     off = {name for name, value in flat.items() if value is None}
     assert off == {
         "quantization", "chat_template", "speculative_algorithm", "speculative_draft_model",
-        "draft_attention_backend", "zmq_front", "api_key", "admin_key", "journal",
+        "draft_attention_backend", "zmq_front", "api_key", "admin_key", "journal", "max_itl_ms",
     }  # fmt: skip
 
 
@@ -253,6 +253,8 @@ def test_whole_prompts_in_one_step() -> None:
         ({"native_kernels": True, "dtype": "float32"}, ("float32", "--no-native-kernels")),
         ({"chunked_prefill_size": 8}, ("8", "16", "--page-size")),
         ({"chunked_prefill_size": 512, "max_step_tokens": 256}, ("512", "256")),
+        ({"chunked_prefill_size": 0, "max_itl_ms": 60}, ("60", "whole prompts", "16")),
+        ({"max_itl_ms": 0.5}, ("--max-itl-ms", "1")),
         ({"max_step_tokens": 8}, ("--max-step-tokens 8", "16")),
         ({"max_step_tokens": 32, "max_running": 33}, ("32", "33")),
         ({"max_step_tokens": 99, "chunked_prefill_size": 0}, ("99", "2048")),

@@ -21,10 +21,12 @@ BATCH = 100
 
 
 def settings_of(random: Random) -> dict[str, Any]:
+    chunk = random.choice((0, 1, 5, 16))
     return {
+        "max_itl": random.choice((None, 0.001, 0.01)) if chunk else None,
         "max_running": random.choice((1, 2, 5, 8)),
         "max_step_tokens": random.choice((4, 12, 40)),
-        "chunked_prefill_size": random.choice((0, 1, 5, 16)),
+        "chunked_prefill_size": chunk,
         "max_queued": random.choice((2, 100)),
         "max_queued_tokens": random.choice((None, 40)),
         "policy": random.choice(("fcfs", "longest-prefix", "priority")),
@@ -42,6 +44,7 @@ def worker_of(random: Random) -> HashWorker:
     return HashWorker(
         num_pages=slots // page + 1, page_size=page, max_rows=random.choice((2, 8)),
         context=random.choice((64, 512)), errors=errors if random.random() < 0.2 else None,
+        token_seconds=random.choice((0.0, 0.0005)),
     )  # fmt: skip
 
 

@@ -18,10 +18,10 @@ from srt.wire.messages import Command, Turn
 
 NAMES = """
 requests_running requests_waiting waiting_tokens kv_usage_ratio kv_tokens_used kv_tokens_evictable
-kv_tokens_free prefix_tokens_asked_total prefix_tokens_hit_total prompt_tokens_total
+kv_tokens_free prefill_room_tokens prefix_tokens_asked_total prefix_tokens_hit_total prompt_tokens_total
 generation_tokens_total requests_finished_total requests_rejected_total aborted_total
 retractions_total retracted_tokens_total draft_verifications_total draft_tokens_total
-draft_accepted_total audit_failures_total ttft_seconds itl_seconds e2e_seconds
+draft_accepted_total audit_failures_total ttft_seconds itl_seconds itl_broken_total e2e_seconds
 queue_seconds prefill_seconds decode_seconds step_seconds host_seconds_total steps_total memory_bytes
 """.split()
 
