@@ -130,13 +130,19 @@ class ServingBag(Bag):
     admin_key: str | None
     cors_origins: tuple[str, ...]
     max_body_mb: float
+    receive_seconds: float
+    stream_buffer_kb: int  # 1024 bytes
+    max_prompts: int
+    max_messages: int
     max_prompt_chars: int
     max_n: int
     max_logprobs: int
     max_stop: int
     max_stop_chars: int
+    max_stop_token_ids: int
     max_logit_bias: int
     max_grammar_chars: int
+    max_name_chars: int
     default_deadline: float
     stall_seconds: float
     drain_seconds: float

@@ -58,7 +58,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> RequestTooLarge:
-    return RequestTooLarge(f"the body is larger than the limit of {max_bytes} bytes")
+    return RequestTooLarge(f"the body is larger than {max_bytes} bytes (--max-body-mb)")
 
 
 def _kind(value: object) -> str:

@@ -26,6 +26,18 @@ class Bounds:
     vocab_size: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A ceiling of this server, and the flag that sets it."""
+
+    flag: str
+    read: Callable[[GatewaySettings], int]
+
+
+MAX_N = Limit(flag="--max-n", read=lambda settings: settings.max_n)
+MAX_LOGPROBS = Limit(flag="--max-logprobs", read=lambda settings: settings.max_logprobs)
+MAX_NAME_CHARS = Limit(flag="--max-name-chars", read=lambda settings: settings.max_name_chars)
+
 Check = Callable[[str, Any, Bounds], Any]
 
 
@@ -88,16 +100,17 @@ def number(low: float, high: float, *, above: bool = False) -> Rule:
     return Rule(words=words, schema={"type": "number", key: low, "maximum": high}, check=check)
 
 
-def integer(low: int, high: int, limit: Callable[[GatewaySettings], int] | None = None) -> Rule:
-    """An integer in [low, high]; `limit` reads a tighter end from the settings."""
-    end = "the server's limit" if limit else "int64" if high >= 2**62 else f"{high}"
+def integer(low: int, high: int, limit: Limit | None = None) -> Rule:
+    """An integer in [low, high]; `limit` may be a tighter end."""
+    end = limit.flag if limit else "int64" if high >= 2**62 else f"{high}"
     words = f"integer from {low if low > -(2**62) else 'int64'} to {end}"
 
     def check(name: str, value: Any, bounds: Bounds) -> int:
         found = as_integer(name, value)
-        top = min(high, limit(bounds.settings)) if limit else high
+        top = min(high, limit.read(bounds.settings)) if limit else high
         if not low <= found <= top:
-            refuse(name, f"must be an integer from {low} to {top}, not {found}")
+            why = f" ({limit.flag})" if limit and found > top else ""
+            refuse(name, f"must be an integer from {low} to {top}{why}, not {found}")
         return found
 
     return Rule(words=words, schema={"type": "integer"}, check=check)
@@ -112,16 +125,25 @@ def boolean() -> Rule:
     return Rule(words="true or false", schema={"type": "boolean"}, check=check)
 
 
-def text(max_chars: int) -> Rule:
+def text(limit: Limit | None = None) -> Rule:
     def check(name: str, value: Any, bounds: Bounds) -> str:
         found = as_text(name, value)
-        if len(found) > max_chars:
-            refuse(name, f"has {len(found)} characters; at most {max_chars} are allowed")
+        most = limit.read(bounds.settings) if limit else len(found)
+        if limit and len(found) > most:
+            refuse(name, f"has {len(found)} characters; at most {most} are taken ({limit.flag})")
         return found
 
-    return Rule(
-        words=f"string of at most {max_chars} characters", schema={"type": "string"}, check=check
-    )
+    words = f"string of at most {limit.flag} characters" if limit else "string"
+    return Rule(words=words, schema={"type": "string"}, check=check)
+
+
+def one_of(*allowed: str) -> Rule:
+    def check(name: str, value: Any, bounds: Bounds) -> str:
+        if value not in allowed:
+            refuse(name, f"must be one of {', '.join(allowed)}, not {show(value)}")
+        return as_text(name, value)
+
+    return Rule(words=" or ".join(allowed), schema={"enum": list(allowed)}, check=check)
 
 
 def identifier() -> Rule:
@@ -166,14 +188,18 @@ def stop_strings() -> Rule:
             refuse(name, f"must be a string or a list of strings, not {show(value)}")
         settings = bounds.settings
         if len(items) > settings.max_stop:
-            refuse(name, f"has {len(items)} strings; at most {settings.max_stop} are allowed")
+            refuse(
+                name,
+                f"has {len(items)} strings; at most {settings.max_stop} are taken (--max-stop)",
+            )
         for position, item in enumerate(items):
             where = name if isinstance(value, str) else f"{name}[{position}]"
             found = as_text(where, item)
             if not found:
                 refuse(where, "must not be empty: every text contains the empty string")
             if len(found) > settings.max_stop_chars:
-                refuse(where, f"is longer than {settings.max_stop_chars} characters")
+                most = settings.max_stop_chars
+                refuse(where, f"is longer than {most} characters (--max-stop-chars)")
         return list(items)
 
     schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
@@ -185,7 +211,7 @@ def stop_ids() -> Rule:
         found = as_token_ids(name, value, bounds)
         most = bounds.settings.max_stop_token_ids
         if len(found) > most:
-            refuse(name, f"has {len(found)} ids; at most {most} are allowed")
+            refuse(name, f"has {len(found)} ids; at most {most} are taken (--max-stop-token-ids)")
         return found
 
     schema = {"type": "array", "items": {"type": "integer"}}
@@ -198,7 +224,7 @@ def token_bias() -> Rule:
             refuse(name, f"must be an object from token id to number, not {show(value)}")
         most = bounds.settings.max_logit_bias
         if len(value) > most:
-            refuse(name, f"has {len(value)} tokens; at most {most} are allowed")
+            refuse(name, f"has {len(value)} tokens; at most {most} are taken (--max-logit-bias)")
         biases: dict[int, float] = {}
         for key, bias in value.items():
             where = f"{name}.{key[:40]}"

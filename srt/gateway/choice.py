@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from srt.wire.messages import Output
@@ -55,6 +56,21 @@ class Choice:
     @property
     def reason(self) -> str | None:
         return self.finish.reason if self.finish is not None else None
+
+
+def keep_best(choices: list[Choice], n: int, num: int) -> list[Choice]:
+    """Of every prompt's `n` samples the `num` whose tokens are the likeliest on average, best first,
+    numbered anew. A sample without a token is last; of equal ones the earlier is better."""
+    kept: list[Choice] = []
+    for first in range(0, len(choices), n):
+        ranked = sorted(choices[first : first + n], key=_mean_logprob, reverse=True)
+        kept += ranked[:num]
+    return [replace(choice, index=index) for index, choice in enumerate(kept)]
+
+
+def _mean_logprob(choice: Choice) -> float:
+    values = [entry.chosen.logprob for entry in choice.logprobs]
+    return sum(values) / len(values) if values else -math.inf
 
 
 def count_usage(choices: list[Choice], n: int) -> dict[str, Any]:

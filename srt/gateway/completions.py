@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from srt.gateway.checks import Bounds, as_text, as_token_ids, refuse, show
-from srt.gateway.choice import Choice, count_usage, report
+from srt.gateway.choice import Choice, count_usage, keep_best, report
 from srt.gateway.logprobs import TextLogprobs
 from srt.gateway.parse import Call, Parsed, read_sampling, read_service, read_stream_options
 from srt.wire.messages import Generate, Output
@@ -25,7 +25,7 @@ def read_prompts(value: Any, bounds: Bounds) -> Sequence[str | list[int]]:
     if isinstance(value[0], (str, list)):
         most = bounds.settings.max_prompts
         if len(value) > most:
-            refuse("prompt", f"has {len(value)} prompts; at most {most} are allowed")
+            refuse("prompt", f"has {len(value)} prompts; at most {most} are taken (--max-prompts)")
     if isinstance(value[0], str):
         return [as_text(f"prompt[{index}]", item) for index, item in enumerate(value)]
     if not isinstance(value[0], list):
@@ -47,14 +47,16 @@ def read_call(parsed: Parsed, bounds: Bounds, model: str, request_id: str, tenan
     options = read_stream_options(parsed)
     echo = get("echo", False)
     logprobs: int | None = get("logprobs")
+    service = read_service(parsed, settings.default_deadline)
+    num_kept = service["n"]
+    service["n"] = _read_best_of(parsed, num_kept, service["stream"])
     params = read_sampling(
         parsed,
         settings.defaults,
         max_tokens=get("max_tokens", DEFAULT_MAX_TOKENS),
-        logprobs=logprobs,
+        logprobs=0 if logprobs is None and service["n"] > num_kept else logprobs,
         prompt_logprobs=logprobs if echo else None,
     )
-    service = read_service(parsed, settings.default_deadline)
     asks = [
         Generate(
             rid=request_id if len(prompts) == 1 else f"{request_id}.{index}",
@@ -72,6 +74,7 @@ def read_call(parsed: Parsed, bounds: Bounds, model: str, request_id: str, tenan
         model=model,
         asks=asks,
         n=service["n"],
+        num_kept=num_kept,
         stream=service["stream"],
         include_usage=bool(options & {"include_usage", "continuous_usage_stats"}),
         continuous_usage="continuous_usage_stats" in options,
@@ -81,6 +84,18 @@ def read_call(parsed: Parsed, bounds: Bounds, model: str, request_id: str, tenan
         service_tier="default" if "service_tier" in parsed.values else None,
         ignored=parsed.ignored,
     )
+
+
+def _read_best_of(parsed: Parsed, n: int, stream: bool) -> int:
+    """How many samples of each prompt are made."""
+    best_of: int = parsed.get("best_of", n)
+    if best_of < n:
+        refuse("best_of", f"must be at least n, which is {n}, not {best_of}")
+    if best_of > n and stream:
+        refuse(
+            "best_of", "samples are ranked when all are complete: more than n cannot be streamed"
+        )
+    return best_of
 
 
 class CompletionShape:
@@ -122,11 +137,14 @@ class CompletionShape:
             yield {**self._head, "choices": [], "usage": usage}
 
     def whole(self, choices: list[Choice]) -> dict[str, Any]:
+        kept, call = choices, self._call
+        if call.num_kept is not None and call.num_kept < call.n:
+            kept = keep_best(choices, call.n, call.num_kept)
         return {
             **self._head,
-            "choices": [self._whole(choice) for choice in choices],
-            "usage": count_usage(choices, self._call.n),
-            **report(choices, self._call.reports),
+            "choices": [self._whole(choice) for choice in kept],
+            "usage": count_usage(choices, call.n),
+            **report(kept, call.reports),
         }
 
     def _whole(self, choice: Choice) -> dict[str, Any]:

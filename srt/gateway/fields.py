@@ -76,7 +76,7 @@ _GRAMMAR = "named otherwise here: "
 _LABEL = "a label for the caller's own records; the engine keeps none"
 
 _INPUT = (
-    exact("model", SAMPLED + TEXT, checks.text(512), "must be a name that /v1/models lists"),
+    exact("model", SAMPLED + TEXT, checks.text(), "must be a name that /v1/models lists"),
     exact(
         "messages",
         CHAT + GENERATE + ("tokenize",),
@@ -140,7 +140,12 @@ _SAMPLING = (
         "seed", SAMPLED, checks.integer(-(2**63), 2**63 - 1),
         "the same seed gives the same text, alone or in any batch; sample i uses seed + i",
     ),
-    exact("n", SAMPLED, checks.integer(1, 2**31 - 1, lambda s: s.max_n), "samples per prompt"),
+    exact("n", SAMPLED, checks.integer(1, 2**31 - 1, checks.MAX_N), "samples per prompt"),
+    exact(
+        "best_of", COMPLETIONS, checks.integer(1, 2**31 - 1, checks.MAX_N),
+        "so many samples are made and counted in usage, and the n with the highest mean logprob are "
+        "returned, best first; more than n only without stream",
+    ),
 )  # fmt: skip
 
 _FORM = (
@@ -162,11 +167,19 @@ _OUTPUT = (
         checks.flags("include_usage", "continuous_usage_stats", "include_obfuscation"),
         "only with stream; include_obfuscation has no effect",
     ),
-    exact("logprobs", CHAT, _YES_NO, "log-softmax of the raw logits, before any sampling rule"),
-    exact("top_logprobs", CHAT, checks.integer(0, 2**31 - 1, lambda s: s.max_logprobs)),
+    exact("logprobs", CHAT, _YES_NO, "see logprobs_mode; what is minus infinity comes as -9999"),
+    exact("top_logprobs", CHAT, checks.integer(0, 2**31 - 1, checks.MAX_LOGPROBS)),
     exact("logprobs", COMPLETIONS, checks.integer(0, 5)),
-    exact("logprobs", GENERATE, checks.integer(0, 2**31 - 1, lambda s: s.max_logprobs)),
-    exact("prompt_logprobs", GENERATE, checks.integer(0, 2**31 - 1, lambda s: s.max_logprobs)),
+    exact("logprobs", GENERATE, checks.integer(0, 2**31 - 1, checks.MAX_LOGPROBS)),
+    exact("prompt_logprobs", GENERATE, checks.integer(0, 2**31 - 1, checks.MAX_LOGPROBS)),
+    exact(
+        "logprobs_mode",
+        SAMPLED,
+        checks.one_of("raw", "processed"),
+        "raw (default): log-softmax of the model's logits, before any sampling rule; processed: of the "
+        "distribution drawn from, after grammar, bias, penalties, temperature and truncation (the "
+        "last two do not exist at temperature 0); a prompt's logprobs are always raw",
+    ),
     exact("echo", COMPLETIONS, _YES_NO, "the prompt first; with logprobs, its logprobs too"),
     exact("detokenize", GENERATE, _YES_NO, "false: token ids only"),
     exact(
@@ -180,7 +193,12 @@ _OUTPUT = (
 _SERVICE = (
     exact("priority", SAMPLED, checks.integer(-1_000_000, 1_000_000), "larger goes first"),
     exact("deadline", SAMPLED, checks.number(0.0, 86400.0, above=True), "seconds from arrival"),
-    exact("cache_salt", SAMPLED, checks.text(256), "prefixes are shared only with the same salt"),
+    exact(
+        "cache_salt",
+        SAMPLED,
+        checks.text(checks.MAX_NAME_CHARS),
+        "prefixes are shared only with the same salt",
+    ),
     exact("request_id", SAMPLED, checks.identifier(), "a live one may not be used twice"),
 )
 
@@ -201,7 +219,6 @@ _REFUSED = (
     refused("top_logprobs", COMPLETIONS + GENERATE, "here `logprobs` is the number"),
     refused("prompt_logprobs", OPENAI, "use `echo` with `logprobs` on /v1/completions, or /generate"),
     refused("suffix", COMPLETIONS, "text is only written after a prompt, not before one", ("",)),
-    refused("logprobs_mode", SAMPLED, "only raw logprobs are computed", ("raw",)),
     refused("structural_tag", SAMPLED, "not supported; write it as a `grammar`"),
     refused("stop_regex", SAMPLED, "stop strings are plain text", ([],)),
     refused("prompt", CHAT, "chat takes `messages`"),
@@ -236,14 +253,6 @@ _REFUSED = (
     ),
 )  # fmt: skip
 
-_BEST_OF = Field(
-    name="best_of",
-    endpoints=COMPLETIONS,
-    status="refused",
-    rule=checks.anything("null or the value of n"),
-    note="samples are not ranked; ask for n and rank them",
-)
-
 _IGNORED = (
     *(
         ignored(name, OPENAI, _LABEL)
@@ -256,7 +265,7 @@ _IGNORED = (
 )
 
 FIELDS: tuple[Field, ...] = (
-    *_INPUT, *_LENGTH, *_SAMPLING, *_FORM, *_OUTPUT, *_SERVICE, _BEST_OF, *_REFUSED, *_IGNORED,
+    *_INPUT, *_LENGTH, *_SAMPLING, *_FORM, *_OUTPUT, *_SERVICE, *_REFUSED, *_IGNORED,
 )  # fmt: skip
 
 

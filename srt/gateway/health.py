@@ -1,4 +1,9 @@
-"""Is it alive, is it ready, does it really answer. None of these is behind a key or behind a queue."""
+"""Is it alive, is it ready, does it really answer. None of these is behind a key or behind a queue.
+
+The stall rule: `/health` is 503 at once when a process of the engine has died, when the tokenizer process
+does not answer within `health_seconds`, and when the ring through all processes has not turned for
+`stall_seconds` (--stall-seconds). A long step is no stall: set it above the longest one.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +46,9 @@ def routes(gateway: Gateway) -> APIRouter:
         nonlocal num_seen
         is_busy = gateway.num_tokens > num_seen
         num_seen = gateway.num_tokens
-        if not is_busy:
+        if is_busy:
+            await gateway.ask_health()  # whoever answered before may be dead since
+        else:
             await probe(gateway)
         return json_response({"status": "ok", "checked": "traffic" if is_busy else "probe"})
 

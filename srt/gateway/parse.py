@@ -34,6 +34,7 @@ class Call:
     model: str
     asks: list[Generate]
     n: int = 1
+    num_kept: int | None = None  # of the n samples of a prompt, so many are returned; None: all
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -62,9 +63,6 @@ def read_fields(endpoint: Endpoint, body: dict[str, Any], bounds: Bounds) -> Par
             values[name] = value
         elif row.status == "exact":
             values[name] = row.rule.check(name, value, bounds)
-        elif name == "best_of":
-            if value != body.get("n", 1) or isinstance(value, bool):
-                refuse(name, f"must equal n; {row.note}")
         elif not any(type(value) is type(free) and value == free for free in row.neutral):
             refuse(name, f"not supported: {row.note}")
     return Parsed(values=values, ignored=ignored)
@@ -139,6 +137,7 @@ def read_sampling(
         ignore_eos=get("ignore_eos", False),
         grammar=read_grammar(parsed),
         logprobs=logprobs,
+        logprobs_mode=get("logprobs_mode", "raw"),
         prompt_logprobs=prompt_logprobs,
     )
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from fastapi import FastAPI
 
+from srt.gateway.connection import Connection
 from srt.gateway.feed import settle
 from srt.gateway.state import Gateway
 
@@ -32,7 +33,7 @@ async def serve(
     listener = _listen(host, port)
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=Connection,
         ws="none",
         lifespan="on",
         log_config=None,

@@ -27,6 +27,7 @@ class GatewaySettings:
     defaults: Defaults = field(default_factory=Defaults)
 
     max_body_bytes: int = 8 * 1024 * 1024
+    receive_seconds: float = 30.0  # for a whole request to arrive
     max_prompts: int = 256  # prompts of one completions request
     max_n: int = 16
     max_logprobs: int = 20
@@ -34,9 +35,11 @@ class GatewaySettings:
     max_stop_chars: int = 1024
     max_stop_token_ids: int = 1024
     max_logit_bias: int = 1024
+    max_name_chars: int = 256
 
     default_deadline: float | None = 600.0  # seconds a request may take if it sets none
-    stall_seconds: float = 20.0  # an engine that has not moved for so long is unhealthy
+    # An engine that has not moved for so long is unhealthy; a dead process of it is, at once.
+    stall_seconds: float = 20.0
     drain_seconds: float = 30.0  # for open requests, after stop
     health_seconds: float = 1.0  # the engine must answer a health question within
     ask_seconds: float = 30.0  # any other question, tokenizing included

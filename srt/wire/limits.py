@@ -20,7 +20,8 @@ INT64 = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Configured ceilings. Lengths of texts in characters, times in seconds."""
+    """Configured ceilings; the flag of each is its name. Lengths of texts in characters, times in
+    seconds."""
 
     max_prompt_chars: int = 4_000_000
     max_messages: int = 4096
@@ -32,7 +33,7 @@ class Limits:
     max_logit_bias: int = 1024
     max_grammar_chars: int = 65_536
     max_name_chars: int = 256  # rid, cache_salt, tenant
-    max_priority: int = 1_000_000  # either side of 0
+    max_priority: int = 1_000_000  # either side of 0; no flag, it is the vocabulary's
     default_deadline: float = 600.0
 
 
@@ -57,13 +58,13 @@ def check(
     _check_stops(message, limits, vocab_size)
     _check_bias(message.params, limits, vocab_size)
     _check_grammar(message.params.grammar, limits)
-    _check_range("n", message.n, 1, limits.max_n)
+    _check_range("n", message.n, 1, limits.max_n, flag="--max-n")
     for name, value in (
         ("logprobs", message.params.logprobs),
         ("prompt_logprobs", message.params.prompt_logprobs),
     ):
         if value is not None:
-            _check_range(name, value, 0, limits.max_logprobs)
+            _check_range(name, value, 0, limits.max_logprobs, flag="--max-logprobs")
     _check_range("priority", message.priority, -limits.max_priority, limits.max_priority)
     if message.deadline is not None and not 0 < message.deadline < math.inf:
         raise InvalidRequest(
@@ -71,7 +72,7 @@ def check(
             param="deadline",
         )
     for name, text in (("cache_salt", message.cache_salt), ("tenant", message.tenant)):
-        _check_chars(name, text, limits.max_name_chars)
+        _check_chars(name, text, limits.max_name_chars, "--max-name-chars")
     if prompt_len is not None:
         check_length(message.params, prompt_len, context_length)
 
@@ -79,7 +80,7 @@ def check(
 def check_rid(rid: str, limits: Limits) -> None:
     if not rid:
         raise InvalidRequest("rid is empty; every request needs a name", param="rid")
-    _check_chars("rid", rid, limits.max_name_chars)
+    _check_chars("rid", rid, limits.max_name_chars, "--max-name-chars")
 
 
 def check_prompt(
@@ -104,7 +105,8 @@ def check_prompt(
     num_chars = len(prompt or "") + sum(len(m.content or "") for m in messages or ())
     if num_chars > limits.max_prompt_chars:
         raise RequestTooLarge(
-            f"the {given[0]} has {num_chars} characters; at most {limits.max_prompt_chars} are taken",
+            f"the {given[0]} has {num_chars} characters; at most {limits.max_prompt_chars} are "
+            "taken (--max-prompt-chars)",
             param=given[0],
         )
 
@@ -148,7 +150,8 @@ def _refuse_length(prompt_len: int, max_tokens: int | None, context_length: int)
 def _check_messages(messages: Sequence[ChatMessage], limits: Limits) -> None:
     if not 1 <= len(messages) <= limits.max_messages:
         raise InvalidRequest(
-            f"messages has {len(messages)} entries; it must have 1 to {limits.max_messages}",
+            f"messages has {len(messages)} entries; it must have 1 to {limits.max_messages} "
+            "(--max-messages)",
             param="messages",
         )
     for i, message in enumerate(messages):
@@ -190,7 +193,7 @@ def _check_stops(message: Generate, limits: Limits, vocab_size: int) -> None:
     params = message.params
     if len(params.stop) > limits.max_stop:
         raise InvalidRequest(
-            f"stop has {len(params.stop)} strings; at most {limits.max_stop} are taken",
+            f"stop has {len(params.stop)} strings; at most {limits.max_stop} are taken (--max-stop)",
             param="stop",
         )
     for stop in params.stop:
@@ -198,7 +201,7 @@ def _check_stops(message: Generate, limits: Limits, vocab_size: int) -> None:
             raise InvalidRequest(
                 "stop holds an empty string; it would match anywhere", param="stop"
             )
-        _check_chars("stop", stop, limits.max_stop_chars)
+        _check_chars("stop", stop, limits.max_stop_chars, "--max-stop-chars")
     if params.stop and not message.detokenize:
         raise InvalidRequest(
             "stop strings need text, and detokenize is false; use stop_token_ids", param="stop"
@@ -206,7 +209,7 @@ def _check_stops(message: Generate, limits: Limits, vocab_size: int) -> None:
     if len(params.stop_token_ids) > limits.max_stop_token_ids:
         raise InvalidRequest(
             f"stop_token_ids has {len(params.stop_token_ids)} ids; "
-            f"at most {limits.max_stop_token_ids} are taken",
+            f"at most {limits.max_stop_token_ids} are taken (--max-stop-token-ids)",
             param="stop_token_ids",
         )
     check_tokens("stop_token_ids", params.stop_token_ids, vocab_size)
@@ -216,7 +219,7 @@ def _check_bias(params: SamplingParams, limits: Limits, vocab_size: int) -> None
     if len(params.logit_bias) > limits.max_logit_bias:
         raise InvalidRequest(
             f"logit_bias has {len(params.logit_bias)} entries; "
-            f"at most {limits.max_logit_bias} are taken",
+            f"at most {limits.max_logit_bias} are taken (--max-logit-bias)",
             param="logit_bias",
         )
     for token, bias in params.logit_bias.items():
@@ -237,20 +240,23 @@ def _check_grammar(grammar: Grammar | None, limits: Limits) -> None:
     if len(grammar.text) > limits.max_grammar_chars:
         raise InvalidSchema(
             f"{grammar.field}: the {grammar.kind} has {len(grammar.text)} characters; at most "
-            f"{limits.max_grammar_chars} are taken",
+            f"{limits.max_grammar_chars} are taken (--max-grammar-chars)",
             param=grammar.field,
         )
 
 
-def _check_range(name: str, value: float, low: float, high: float, above: bool = False) -> None:
-    """`above`: the lower limit itself is not allowed. NaN is in no range."""
+def _check_range(
+    name: str, value: float, low: float, high: float, above: bool = False, flag: str = ""
+) -> None:
+    """`above`: the lower limit itself is not allowed. NaN is in no range. `flag` sets the upper one."""
     if not (low < value if above else low <= value) or not value <= high:
         words = f"more than {low} and at most {high}" if above else f"{low} to {high}"
+        words += f" ({flag})" if flag else ""
         raise InvalidRequest(f"{name} is {value}; it must be {words}", param=name)
 
 
-def _check_chars(name: str, text: str, most: int) -> None:
+def _check_chars(name: str, text: str, most: int, flag: str) -> None:
     if len(text) > most:
         raise InvalidRequest(
-            f"{name} has {len(text)} characters; at most {most} are taken", param=name
+            f"{name} has {len(text)} characters; at most {most} are taken ({flag})", param=name
         )

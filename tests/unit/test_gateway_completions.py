@@ -152,10 +152,56 @@ async def test_echo_without_logprobs_and_with_samples() -> None:
         assert [part["text"] for part in mine] == ["hi", "Hel", "lo", ""]
 
 
-@pytest.mark.parametrize("best_of", [None, 2])
-async def test_best_of_must_be_n(best_of: int | None) -> None:
-    assert (await Api().complete(n=2, best_of=best_of)).status_code == 200
-    response = await Api().complete(n=1, best_of=best_of or 3)
+def ranked(ask: Generate) -> list[Item]:
+    """Sample 0 has no token, sample 1 is unlikely, 2 and 3 are alike, 4 is long and likely."""
+    items: list[Item] = [accepted(ask)]
+    values = [[], [-3.0], [-1.0, -1.0], [-1.0], [-0.5] * 4, [-float("inf")]]
+    for index, each in enumerate(values[: ask.n]):
+        entries = [logprob(10, b"x", value) for value in each] if ask.params.logprobs == 0 else None
+        items.append(
+            Output(
+                rid=ask.rid,
+                index=index,
+                text=f"s{index}",
+                token_ids=[10] * len(each),
+                logprobs=entries,
+                finish=finish(),
+            )
+        )
+    return items
+
+
+async def test_best_of_keeps_the_likeliest_samples() -> None:
+    api = Api(ScriptedEngine(ranked))
+    response = await api.complete(prompt=["a", "b"], n=3, best_of=6, tandem={"token_ids": True})
+    body = response.json()
+    assert [choice["text"] for choice in body["choices"]] == ["s4", "s2", "s3"] * 2
+    assert [choice["index"] for choice in body["choices"]] == list(range(6))
+    assert [choice["logprobs"] for choice in body["choices"]] == [None] * 6
+    assert [choice["token_ids"] for choice in body["tandem"]["choices"]][0] == [10] * 4
+    assert body["usage"]["completion_tokens"] == 2 * 12 and body["usage"]["prompt_tokens"] == 14
+    assert [(ask.n, ask.params.logprobs) for ask in api.engine.asked] == [(6, 0)] * 2
+
+
+async def test_best_of_n_ranks_nothing() -> None:
+    for best_of in (None, 2):
+        api = Api()
+        texts = (await api.complete(n=2, best_of=best_of, stream=True)).text
+        assert "Hel" in texts and api.engine.asked[0].params.logprobs is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 3, "best_of": 2},
+        {"best_of": 2, "stream": True},
+        {"best_of": 17},
+        {"best_of": 0},
+        {"best_of": True},
+    ],
+)
+async def test_best_of_is_refused_by_name(fields: dict[str, Any]) -> None:
+    response = await Api().complete(**fields)
     assert response.status_code == 400 and response.json()["error"]["param"] == "best_of"
 
 

@@ -53,6 +53,8 @@ SERVED: dict[str, tuple[Any, str, Any]] = {
     "grammar": ('start: "a"', "params.grammar", Grammar(kind="lark", text='start: "a"')),
     "echo": (True, "echo", True),
     "prompt_logprobs": (2, "params.prompt_logprobs", 2),
+    "logprobs_mode": ("processed", "params.logprobs_mode", "processed"),
+    "best_of": (3, "n", 3),
     "prompt": ("yo", "prompt", "yo"),
     "chat_template_kwargs": ({"a": 1}, "chat.template_kwargs", {"a": 1}),
     "add_generation_prompt": (False, "chat.add_generation_prompt", False),
