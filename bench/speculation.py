@@ -69,7 +69,7 @@ class Side:
         params = SamplingParams(temperature=0.0, max_tokens=prompt.max_tokens)
         answer = self.client.chat(prompt.messages, params, cache_salt=f"round {turn}")
         [sample] = answer.samples
-        assert sample.finish is not None
+        assert sample.finish is not None and sample.finish.timing is not None
         self.tokens[prompt.id, turn] = sample.token_ids
         return Tally(
             prompts=1,
