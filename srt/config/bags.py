@@ -110,6 +110,9 @@ class SpecBag(Bag):
     speculative_algorithm: str | None
     speculative_draft_model: str | None
     speculative_num_draft_tokens: int  # 0: no speculation
+    speculative_num_steps: int
+    speculative_eagle_topk: int
+    speculative_confidence: float
     speculative_batch_tokens: int
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from srt.config.algorithms import DRAFT_ARCHITECTURES
 from srt.errors import ConfigError
 
 ARCHITECTURES = (
@@ -19,7 +20,7 @@ ARCHITECTURES = (
 
 
 def check_architecture(path: Path, key: str, found: object) -> None:
-    if found not in ARCHITECTURES:
+    if found not in ARCHITECTURES and found not in DRAFT_ARCHITECTURES:
         raise ConfigError(
             f"{path}: {key} is {found!r}, which is not supported; supported: "
             f"{', '.join(ARCHITECTURES)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from srt.config.algorithms import DRAFT_ARCHITECTURES
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts
@@ -24,6 +25,11 @@ class ModelPlan:
 
 def decide_model(args: ServerArgs, facts: Facts, decisions: Decisions) -> ModelPlan:
     model = facts.model
+    if model.architecture in DRAFT_ARCHITECTURES:
+        raise ConfigError(
+            f"--model {args.model} is a draft network ({model.architecture}), which answers nothing by "
+            "itself; give it as --speculative-draft-model beside its target"
+        )
     decisions.default("model")
     decisions.choose(
         "served_model_name", args.served_model_name, model.name, "the model's name", source="model"

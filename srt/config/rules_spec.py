@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
+from srt.config.algorithms import ALGORITHMS, DRAFT_ARCHITECTURES, Algorithm
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts, ModelFacts
@@ -14,12 +15,13 @@ from srt.config.runner_spec import RunnerSpec
 from srt.config.trail import TrailEntry
 from srt.errors import ConfigError
 
-GUESSES = {"ngram": 8, "standalone": 4}
 BATCH_TOKENS = 16
+CONFIDENCE = 0.3
+MOST_IN_TREE = 61  # what a window can describe, the token before the tree included
 DRAFT_ONLY = ("attention_backend", "load_format", "kv_cache_dtype")
-SETTINGS = ("num_draft_tokens", "batch_tokens")
+STEPPING = ("num_steps", "confidence")
+SETTINGS = ("num_draft_tokens", "batch_tokens", *STEPPING, "eagle_topk")
 DRAFT_SETTINGS = ("draft_model", *(f"draft_{name}" for name in DRAFT_ONLY))
-MODEL_ALGORITHMS = frozenset({"standalone"})  # those that need --speculative-draft-model
 
 Reasoned = tuple[str | None, str, str]  # value, source, reason
 
@@ -59,34 +61,108 @@ def decide_spec(
         _refuse(args, (*SETTINGS, *DRAFT_SETTINGS), "nobody guesses")
         decisions.decide("speculative_algorithm", None, "off unless asked for")
         decisions.decide("speculative_draft_model", None, "nobody guesses")
-        decisions.decide("speculative_num_draft_tokens", 0, "nobody guesses")
-        decisions.decide("speculative_batch_tokens", 0, "nobody guesses")
+        for name in SETTINGS:
+            decisions.decide(f"speculative_{name}", 0, "nobody guesses")
         return None
     decisions.take("speculative_algorithm", algorithm)
-    decisions.choose(
-        "speculative_num_draft_tokens",
-        args.speculative_num_draft_tokens,
-        GUESSES[algorithm],
-        f"what {algorithm} does well with; each request finds its own length below it",
-    )
+    known = ALGORITHMS[algorithm]
+    _decide_shape(args, algorithm, known, decisions)
     decisions.choose(
         "speculative_batch_tokens",
         args.speculative_batch_tokens,
         BATCH_TOKENS,
         "up to there a CPU waits for weights, past it each guess costs arithmetic",
     )
-    if algorithm not in MODEL_ALGORITHMS:
+    if not known.needs_model:
         _refuse(args, DRAFT_SETTINGS, f"{algorithm} guesses without a model")
         decisions.decide("speculative_draft_model", None, f"{algorithm} guesses without a model")
         return None
-    if args.speculative_draft_model is None:
+    given = args.speculative_draft_model
+    if facts.draft is None or (known.any_draft and given is None):
+        what = f"a draft made for this target ({', '.join(sorted(known.drafts or ()))})"
+        if known.any_draft:
+            what = "a smaller model with the target's vocabulary"
         raise ConfigError(
-            f"--speculative-algorithm {algorithm} needs --speculative-draft-model: a smaller model "
-            "with the target's vocabulary"
+            f"--speculative-algorithm {algorithm} needs --speculative-draft-model: {what}"
         )
-    decisions.take("speculative_draft_model", args.speculative_draft_model)
-    assert facts.draft is not None, "whoever probes for a draft model's algorithm probes it"
+    decisions.choose(
+        "speculative_draft_model",
+        given,
+        facts.draft.path,
+        f"comes with {facts.model.name}",
+    )
+    if known.drafts is not None and facts.draft.architecture not in known.drafts:
+        raise ConfigError(
+            f"--speculative-draft-model {facts.draft.name} is a {facts.draft.architecture}; "
+            f"{algorithm} guesses with {', '.join(sorted(known.drafts))}"
+        )
     return _plan_draft(args, facts.model, facts.draft, plan, backends, decisions)
+
+
+def _decide_shape(args: ServerArgs, algorithm: str, known: Algorithm, decisions: Decisions) -> None:
+    """How many guesses, how deep, how wide."""
+    if not known.has_steps:
+        _refuse(args, STEPPING, f"{algorithm} guesses all tokens at once or one after the other")
+    if not known.has_tree:
+        _refuse(args, ("eagle_topk",), f"{algorithm} guesses chains")
+    if not known.has_steps:
+        decisions.choose(
+            "speculative_num_draft_tokens",
+            args.speculative_num_draft_tokens,
+            known.guesses,
+            f"what {algorithm} does well with; each request finds its own length below it",
+        )
+        decisions.decide("speculative_num_steps", 0, f"{algorithm} has no steps")
+        decisions.decide("speculative_confidence", 0.0, f"{algorithm} has no steps")
+        decisions.decide("speculative_eagle_topk", 1, f"{algorithm} guesses chains")
+        return
+    topk = 1
+    if known.has_tree:
+        topk = decisions.choose(
+            "speculative_eagle_topk", args.speculative_eagle_topk, 1, "a chain costs least to draft"
+        )
+    else:
+        decisions.decide("speculative_eagle_topk", 1, f"{algorithm} guesses chains")
+    asked = args.speculative_num_draft_tokens
+    steps = decisions.choose(
+        "speculative_num_steps",
+        args.speculative_num_steps,
+        known.guesses if topk > 1 or asked is None else asked,
+        f"what {algorithm} does well with",
+    )
+    most = decisions.choose(
+        "speculative_num_draft_tokens",
+        asked,
+        steps if topk == 1 else topk * steps,
+        "one for each step" if topk == 1 else "as many as the steps meet",
+    )
+    decisions.choose(
+        "speculative_confidence",
+        args.speculative_confidence,
+        CONFIDENCE if topk == 1 else 0.0,
+        "a step of the draft pays as long as its guess has such a chance"
+        if topk == 1
+        else "a tree is cut by its best tokens",
+    )
+    _check_shape(steps, topk, most)
+
+
+def _check_shape(steps: int, topk: int, most: int) -> None:
+    if topk == 1 and most != steps:
+        raise ConfigError(
+            f"--speculative-num-draft-tokens {most} was given with --speculative-num-steps {steps}; in "
+            "a chain they are the same: leave one out, or set --speculative-eagle-topk"
+        )
+    if topk > 1 and most < topk * (steps - 1):
+        raise ConfigError(
+            f"--speculative-num-draft-tokens {most} leaves no room for a tree that computes "
+            f"{topk} x ({steps} - 1) tokens; allowed: at least {topk * (steps - 1)}"
+        )
+    if topk > 1 and most > MOST_IN_TREE:
+        raise ConfigError(
+            f"--speculative-num-draft-tokens {most} is more than a tree may have; allowed: at most "
+            f"{MOST_IN_TREE}"
+        )
 
 
 def _refuse(args: ServerArgs, names: Iterable[str], why: str) -> None:
@@ -117,6 +193,12 @@ def _plan_draft(
         raise ConfigError(
             f"the draft {draft.name} has a vocabulary of {draft.vocab_size} tokens, the target "
             f"{target.name} one of {target.vocab_size}; they must be the same"
+        )
+    width = draft.config.get("target_hidden_size", draft.hidden_size)
+    if draft.architecture in DRAFT_ARCHITECTURES and width != target.hidden_size:
+        raise ConfigError(
+            f"the draft {draft.name} is made for a target of hidden size {width}, {target.name} has "
+            f"{target.hidden_size}; they must be the same"
         )
     asked, found = args.speculative_draft_load_format, draft.format
     if asked not in (None, found, "dummy"):

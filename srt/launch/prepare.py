@@ -14,7 +14,7 @@ from srt.config.trail import InputSource
 from srt.launch.boot import Boot, draw_identity
 from srt.launch.supervisor import Progress, show_nothing
 from srt.loading.fetch import find_known
-from srt.loading.locate import locate
+from srt.loading.locate import locate, shipped_draft
 from srt.wire.topology import Addresses
 
 
@@ -33,7 +33,7 @@ def probe(args: ServerArgs, cache_folder: str, progress: Progress = show_nothing
             return facts
         return replace(facts, generation_defaults={**known.generation_defaults})
 
-    wish = args.speculative_draft_model
+    wish = args.speculative_draft_model or shipped_draft(args.model, args.speculative_algorithm)
     return Facts(
         machine=probe_machine(),
         model=facts_of(args.model),

@@ -9,7 +9,7 @@ import torch
 
 from kernels.linear import Linear
 
-ParameterKind = Literal["tensor", "norm", "linear"]
+ParameterKind = Literal["tensor", "norm", "linear", "index"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Parameter:
     """One tensor of the running model: its parts, stacked along rows in this order.
 
     A linear has weights [out, in] and may have biases [out]; it is packed as soon as its last part has
-    arrived, so a fused linear never exists twice.
+    arrived, so a fused linear never exists twice. An index keeps its integers.
     """
 
     name: str

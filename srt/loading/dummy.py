@@ -14,7 +14,7 @@ SPREAD = 0.02  # standard deviation, what fresh models of this kind start from
 
 def dummy_tensors(parameters: list[Parameter], seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Float32 noise for every source, keyed by (seed, name): neither order nor sharding matters. Norms
-    scatter around one."""
+    scatter around one, indices are zero."""
     seen: set[str] = set()
     for parameter in parameters:
         for part in (*parameter.parts, *parameter.biases):
@@ -23,5 +23,8 @@ def dummy_tensors(parameters: list[Parameter], seed: int) -> Iterator[tuple[str,
             seen.add(part.source)
             key = crc32(f"{seed} {part.source}".encode())  # the generator reads 32 bits of a seed
             generator = torch.Generator().manual_seed(key)
+            if parameter.kind == "index":
+                yield part.source, torch.zeros(part.shape, dtype=torch.int64)
+                continue
             values = torch.empty(part.shape).normal_(0.0, SPREAD, generator=generator)
             yield part.source, values + 1.0 if parameter.kind == "norm" else values

@@ -60,7 +60,8 @@ def fill(
         if source in seen:
             raise ConfigError(f"{origin}: tensor {source!r} is there twice")
         seen.add(source)
-        moved = given.to(device=device, dtype=dtype)
+        is_index = wanted[source][0][0].parameter.kind == "index"
+        moved = given.to(device=device, dtype=None if is_index else dtype)
         for pending, part in wanted[source]:
             if tuple(given.shape) != part.shape:
                 raise ConfigError(

@@ -18,6 +18,7 @@ from srt.loading.fetch import (
 )
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+DRAFTS = Path(__file__).parent.parent / "spec" / "drafts"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "tokenizer*"]
 
 
@@ -55,6 +56,15 @@ def locate(model: str, cache_folder: str, progress: Progress = show_nothing) -> 
         f"--model {model} is no file, no directory, no hub id (owner/name) and no known name; "
         f"known: {names}"
     )
+
+
+def shipped_draft(model: str, algorithm: str | None) -> str | None:
+    """The folder of the draft that comes with Tandem for a known model and a way of speculating."""
+    known = find_known(model)
+    if known is None or algorithm is None:
+        return None
+    folder = DRAFTS / f"{known.name}-{algorithm}"
+    return str(folder) if folder.is_dir() else None
 
 
 def list_models(cache_folder: str) -> list[ListedModel]:

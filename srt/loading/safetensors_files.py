@@ -30,6 +30,18 @@ def safetensors_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
             raise ConfigError(f"{path}: not a readable safetensors file: {error}") from error
 
 
+def tensor_names(folder: Path) -> frozenset[str]:
+    """What the folder holds, without reading it. Raises ConfigError like `safetensors_tensors`."""
+    found: set[str] = set()
+    for path, names in _files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                found |= names or set(file.keys())
+        except SafetensorError as error:
+            raise ConfigError(f"{path}: not a readable safetensors file: {error}") from error
+    return frozenset(found)
+
+
 def _files(folder: Path) -> list[tuple[Path, set[str] | None]]:
     index = folder / INDEX
     if index.is_file():

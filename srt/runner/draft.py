@@ -12,9 +12,10 @@ from contextlib import contextmanager
 
 from kernels.ops import Ops
 from srt.config.args import ServerArgs
-from srt.config.context import get_context, get_model
+from srt.config.context import get_context, get_model, get_spec
 from srt.config.gate import maybe_disable_chunked_prefix_cache
 from srt.errors import ConfigError
+from srt.models.draft import draft_family
 from srt.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ def build_draft_tp_worker(
     assert args is context.args, "a draft is built from what was published, not from a variant"
     spec, facts = context.draft, context.facts.draft
     assert spec is not None and facts is not None, "no draft was resolved"
+    network = draft_family(get_spec().speculative_algorithm)
     runner = ModelRunner(
         spec,
         facts,
@@ -45,6 +47,8 @@ def build_draft_tp_worker(
         device=target.device,
         seed=target.seed,
         draft_attention_backend=draft_attention_backend,
+        network=network,
+        lent=None if network is None else target.lend(),
     )
     if runner.arch.vocab_size != target.arch.vocab_size:
         raise ConfigError(

@@ -19,11 +19,15 @@ from srt.attention.select import BackendPair, build_backend, select_backend
 from srt.cache.pools import PagedKVPool
 from srt.config.facts import ModelFacts
 from srt.config.runner_spec import RunnerSpec
+from srt.layers.parameters import Parameter
 from srt.layers.rope import build_cos_sin
 from srt.loading.checkpoint import open_checkpoint
 from srt.loading.fill import fill
+from srt.loading.safetensors_files import tensor_names
 from srt.models.arch import read_arch
 from srt.models.blocks import CausalModel, Taps
+from srt.models.decoder import DenseDecoder
+from srt.models.draft import DraftFamily, DraftSource, Lent
 from srt.models.registry import model_family
 from srt.protocols.attention import AttentionBackend
 from srt.protocols.forward_batch import ForwardBatch, TableWrite
@@ -62,8 +66,11 @@ class ModelRunner:
         device: torch.device,
         seed: int,
         draft_attention_backend: str | None = None,
+        network: DraftFamily | None = None,
+        lent: Lent | None = None,
     ) -> None:
-        """`draft_attention_backend`: what the algorithm of a draft asks for; a target ignores it. Raises
+        """`draft_attention_backend`: what the algorithm of a draft asks for; a target ignores it.
+        `network` and `lent`: a draft that is no model of its own, and what the target lends it. Raises
         ConfigError for a model, type or backend that cannot run here."""
         self.spec = spec
         self.role = spec.role
@@ -81,8 +88,11 @@ class ModelRunner:
             spec, draft_attention_backend
         )
         self.attention_pair = self._select_pair()
-        self._model_family = model_family(facts.architecture)
+        self._draft_family = network
+        self._lent = lent
+        self._model_family = None if network is not None else model_family(facts.architecture)
         self._model: CausalModel | None = None
+        self._network: object | None = None
         self._pool: PagedKVPool | None = None
         self._backend: AttentionBackend | None = None
         self._table: PageTable | None = None
@@ -94,6 +104,17 @@ class ModelRunner:
     @property
     def kv_bytes_per_token(self) -> int:
         return 2 * self.arch.num_layers * self.arch.kv_size * self.kv_cache_dtype.itemsize
+
+    @property
+    def network(self) -> object:
+        """The draft network that was loaded; whoever calls it knows what it is."""
+        assert self._network is not None, "load comes first, and a whole model has none"
+        return self._network
+
+    @property
+    def backend(self) -> AttentionBackend:
+        assert self._backend is not None, "init_backends comes first"
+        return self._backend
 
     @property
     def pool(self) -> PagedKVPool:
@@ -108,7 +129,8 @@ class ModelRunner:
     def load(self, progress: Progress = quiet) -> None:
         """Reads, converts and packs the weights. Raises ConfigError naming the tensor at fault."""
         config = self.build_load_config(self._draft_load_format())
-        parameters = self._model_family.parameters(self.arch)
+        source = self._draft_source(config)
+        parameters = self._parameters(source)
         checkpoint = open_checkpoint(
             config.path,
             config.load_format,
@@ -129,9 +151,59 @@ class ModelRunner:
         cos_sin = build_cos_sin(
             self.arch.rope, self.context_length, self.device, checkpoint.rope_divisors
         )
-        self._model = self._model_family.build(self.arch, weights, self.ops, cos_sin)
+        if self._model_family is not None:
+            self._model = self._model_family.build(self.arch, weights, self.ops, cos_sin)
+        else:
+            assert self._draft_family is not None and self._lent is not None
+            self._network = self._draft_family.build(source, weights, self.ops, cos_sin, self._lent)
         self.weight_bytes = sum(value.nbytes for value in weights.tensors.values())
         self.weight_bytes += sum(packed.bytes for packed in weights.linears.values())
+
+    def lend(self) -> Lent:
+        """What a draft network borrows of this runner's model, after `load`."""
+        model = self._model
+        assert isinstance(model, DenseDecoder), "only dense decoders lend"
+        return Lent(
+            num_layers=self.arch.num_layers,
+            hidden_size=self.arch.hidden_size,
+            embedding=model.embedding,
+            head=model.head,
+            head_rows=self._head_rows,
+        )
+
+    def _head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The packed head cannot be cut; a tied one is the embedding, another is read once more."""
+        model = self._model
+        assert isinstance(model, DenseDecoder)
+        if self.arch.tied:
+            return model.embedding[token_ids]
+        config = self.build_load_config(self._draft_load_format())
+        parameters = self._parameters(self._draft_source(config))
+        [part] = next(each for each in parameters if each.name == "head").parts
+        checkpoint = open_checkpoint(
+            config.path,
+            config.load_format,
+            self.facts,
+            parameters,
+            dtype=self.dtype,
+            seed=self.seed,
+        )
+        found = next(value for name, value in checkpoint.tensors if name == part.source)
+        return found.to(device=self.device, dtype=self.dtype)[token_ids]
+
+    def _draft_source(self, config: LoadConfig) -> DraftSource:
+        has_names = self._draft_family is not None and config.load_format == "safetensors"
+        return DraftSource(
+            arch=self.arch,
+            config=self.facts.config,
+            stored=tensor_names(config.path) if has_names else frozenset(),
+        )
+
+    def _parameters(self, source: DraftSource) -> list[Parameter]:
+        if self._model_family is not None:
+            return self._model_family.parameters(self.arch)
+        assert self._draft_family is not None
+        return self._draft_family.parameters(source)
 
     def allocate(
         self, *, num_pages: int, page_size: int, max_rows: int, table: PageTable | None = None

@@ -11,6 +11,7 @@ from srt.protocols.worker import Worker
 from srt.runner.model_runner import ModelRunner
 from srt.runner.tp_worker import TpModelWorker
 from srt.sampling.sampler import Sampler
+from srt.spec.eagle import EagleDrafter
 from srt.spec.ngram import NgramDrafter
 from srt.spec.standalone import StandaloneDrafter
 from srt.spec.worker import SpeculativeWorker
@@ -28,9 +29,21 @@ def _standalone(target: TpModelWorker, draft: ModelRunner | None) -> StandaloneD
     return StandaloneDrafter(draft, Sampler(facts.max_rows, facts.vocab_size, draft.device))
 
 
+def _eagle3(target: TpModelWorker, draft: ModelRunner | None) -> EagleDrafter:
+    assert draft is not None, "a draft is resolved with its algorithm"
+    facts, spec = target.facts, get_spec()
+    return EagleDrafter(
+        draft,
+        Sampler(facts.max_rows, facts.vocab_size, draft.device),
+        steps=spec.speculative_num_steps,
+        topk=spec.speculative_eagle_topk,
+        confidence=spec.speculative_confidence,
+    )
+
+
 # The names are those of --speculative-algorithm.
 ALGORITHMS: Mapping[str, MakeDrafter] = MappingProxyType(
-    {"ngram": _ngram, "standalone": _standalone}
+    {"ngram": _ngram, "standalone": _standalone, "eagle3": _eagle3}
 )
 
 

@@ -1,0 +1,45 @@
+"""The ways of speculating, as far as configuration must know them. What each does is `srt/spec`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """`guesses`: verified with one token unless the user says otherwise. `drafts`: the architectures a
+    draft's checkpoint may name, None if there is none; `any_draft`: it is a whole model of the target's
+    vocabulary. `has_steps`: it guesses one position after the other; `has_tree`: several guesses for
+    one position may be verified."""
+
+    guesses: int
+    drafts: frozenset[str] | None = None
+    any_draft: bool = False
+    has_steps: bool = False
+    has_tree: bool = False
+    about: str = ""
+
+    @property
+    def needs_model(self) -> bool:
+        return self.any_draft or self.drafts is not None
+
+
+ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
+    {
+        "ngram": Algorithm(guesses=8, about="what stood there before"),
+        "standalone": Algorithm(guesses=4, any_draft=True, about="a smaller model"),
+        "eagle3": Algorithm(
+            guesses=4,
+            drafts=frozenset({"LlamaForCausalLMEagle3"}),
+            has_steps=True,
+            has_tree=True,
+            about="a small network that reads the target's features",
+        ),
+    }
+)
+
+DRAFT_ARCHITECTURES = frozenset(
+    name for algorithm in ALGORITHMS.values() for name in algorithm.drafts or ()
+)
