@@ -18,7 +18,9 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
 from srt.errors import InvalidSchema
+from srt.structured.keywords import SchemaFault, check_keywords
 from srt.structured.matcher import LazyMatcher
+from srt.structured.one_of import replace_one_of
 from srt.structured.recursion import find_endless
 from srt.wire.params import Grammar
 
@@ -33,6 +35,7 @@ MAX_CHOICES = 4096
 _SPACES = r"[ \n\r\t]{1,64}"
 _OPTIONS = "x-guidance"  # the key under which the library reads its own options from a schema
 _HEAD = '%llguidance {"no_forcing": true}\n'
+_EMBEDDED = re.compile(r"%json\s*")
 _ECHO = re.compile(r"\s*\d+ \||\s*\^+\s*$")  # lines of an error that quote the grammar
 _PLACE = re.compile(r"at \d+\(\d+\): |failed to compile JSON schema: ")
 
@@ -69,7 +72,7 @@ def write_lark(grammar: Grammar) -> str:
         case "lark":
             if "%llguidance" in grammar.text:
                 raise refusal(grammar, "%llguidance options are the engine's to set")
-            return grammar.text
+            return _read_embedded(grammar)
 
 
 def _read_schema(grammar: Grammar) -> dict[str, Any]:
@@ -79,12 +82,36 @@ def _read_schema(grammar: Grammar) -> dict[str, Any]:
         raise refusal(grammar, f"the schema is no JSON: {error}") from None
     if not isinstance(schema, dict):
         raise refusal(grammar, "the schema must be a JSON object")
+    return _check_schema(grammar, schema)
+
+
+def _check_schema(grammar: Grammar, schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema in words that the library serves; changes it in place."""
     if _OPTIONS in schema:
         raise refusal(grammar, f"{_OPTIONS} options are the engine's to set")
+    try:
+        check_keywords(schema)
+        replace_one_of(schema)
+    except SchemaFault as fault:
+        raise refusal(grammar, str(fault)) from None
     endless = find_endless(schema)
     if endless is not None:
         raise refusal(grammar, f"{endless} requires itself without end: no text can satisfy it")
     return schema
+
+
+def _read_embedded(grammar: Grammar) -> str:
+    """The grammar with its schemas checked. A `%json` without an object is the library's to judge."""
+    text, parts, done = grammar.text, [], 0
+    for found in _EMBEDDED.finditer(text):
+        try:
+            schema, end = json.JSONDecoder().raw_decode(text, found.end())
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(schema, dict) and found.start() >= done:
+            parts += [text[done : found.end()], json.dumps(_check_schema(grammar, schema))]
+            done = end
+    return "".join(parts) + text[done:]
 
 
 def _write_schema(schema: dict[str, Any]) -> str:

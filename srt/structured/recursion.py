@@ -6,9 +6,10 @@ object without end. The grammar library accepts it, and the model would write un
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection
 from typing import Any
-from urllib.parse import unquote
+
+from srt.structured.keywords import local_references
 
 VISITS = 50_000  # parts of a schema looked at before it is taken as it is; some 20 ms
 
@@ -20,8 +21,8 @@ def find_endless(schema: dict[str, Any]) -> str | None:
     properties, its first `minItems` items, and one of `anyOf` and of `oneOf`. That is a least fixed
     point over the references: start with none and add what can be complete until nothing is added.
     """
-    targets = dict(_references(schema))
-    search = _Search()
+    targets = {reference: target for target, reference in local_references(schema)}
+    search = _Search(targets.keys())
     try:
         while True:
             open_ones = targets.keys() - search.complete
@@ -41,9 +42,10 @@ class _TooMuch(Exception):
 
 
 class _Search:
-    """`complete` holds the references known to have an end."""
+    """`complete` holds those of the `references` that are known to have an end."""
 
-    def __init__(self) -> None:
+    def __init__(self, references: Collection[str]) -> None:
+        self._references = references
         self.complete: set[str] = set()
         self._visits = 0
 
@@ -55,7 +57,7 @@ class _Search:
         if not isinstance(node, dict):
             return True
         reference = node.get("$ref")
-        if isinstance(reference, str) and reference.startswith("#"):
+        if isinstance(reference, str) and reference in self._references:
             if reference not in self.complete:
                 return False
         for key in ("anyOf", "oneOf"):
@@ -79,41 +81,6 @@ def _needed(node: dict[str, Any]) -> list[Any]:
         if least > len(first):
             needed.append(node.get("items"))
     return needed
-
-
-def _references(root: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every `$ref` in the text with what it points to; those that point nowhere are left out: the
-    library refuses them by name."""
-    stack: list[Any] = [root]
-    seen: set[str] = set()
-    while stack:
-        at = stack.pop()
-        if isinstance(at, dict):
-            reference = at.get("$ref")
-            if isinstance(reference, str) and reference not in seen:
-                seen.add(reference)
-                target = _resolve(reference, root)
-                if target is not None:
-                    yield reference, target
-            stack.extend(at.values())
-        elif isinstance(at, list):
-            stack.extend(at)
-
-
-def _resolve(reference: str, root: dict[str, Any]) -> Any:
-    head, _, path = reference.partition("#")
-    if head:
-        return None
-    at: Any = root
-    for part in path.split("/")[1:]:
-        key = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(at, dict):
-            at = at.get(key)
-        elif isinstance(at, list) and key.isdecimal() and int(key) < len(at):
-            at = at[int(key)]
-        else:
-            return None
-    return at
 
 
 def _list(node: dict[str, Any], key: str) -> list[Any]:
