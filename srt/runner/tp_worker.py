@@ -52,7 +52,7 @@ class TpModelWorker:
         self.runner = runner
         self.sampler = sampler
         self._facts = facts
-        self._thread = thread
+        self.thread = thread
 
     @property
     def facts(self) -> WorkerFacts:
@@ -63,10 +63,10 @@ class TpModelWorker:
 
     def submit(self, work: Callable[[ForwardBatch], StepResult], batch: ForwardBatch) -> StepTicket:
         """Does `work` behind all earlier steps, on the worker's thread."""
-        return StepTicket(self._thread.submit(work, batch))
+        return StepTicket(self.thread.submit(work, batch))
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True)
+        self.thread.shutdown(wait=True)
 
     @torch.inference_mode()
     def step(self, batch: ForwardBatch) -> StepResult:

@@ -24,6 +24,7 @@ class Settings:
     depth: Literal[0, 1] = 0  # steps launched ahead of the one whose results are awaited
     radix_cache: bool = True
     eviction_policy: str = "lru"  # or lfu
+    draft_eager: bool = False  # guess whether it pays or not
     step_log: int = 4096  # steps remembered for the profile
     max_itl: float | None = None  # seconds between two tokens that are promised, see `promise`
     draft_tokens: int = 0  # guessed tokens that a decode may verify; 0: no speculation

@@ -86,6 +86,7 @@ class Scheduler:
         pace = Pace(
             most=settings.draft_tokens,
             budget=min(settings.draft_budget, settings.max_step_tokens // 2),  # prompts need room
+            is_eager=settings.draft_eager,
         )
         self._promise = Promise(settings.max_itl)
         self._decode = Decode(

@@ -23,8 +23,10 @@ class Pace:
     """`most` 0: nobody ever gets a guess. A request with a grammar never does: what a grammar allows
     behind a guess is known only when it has taken the guess."""
 
-    def __init__(self, *, most: int, budget: int) -> None:
+    def __init__(self, *, most: int, budget: int, is_eager: bool = False) -> None:
+        """`is_eager`: guess always, whether it pays or not, to see whether guesses change an answer."""
         self.balance = Balance()
+        self._is_eager = is_eager
         self._most = most
         self._budget = budget
 
@@ -34,13 +36,15 @@ class Pace:
         if not self._most or not due:
             return [0] * len(due)
         share = min(self._most, self._budget // len(due) - 1)
-        if share < 1 or not self.balance.pays(len(due)):
+        if share < 1 or not (self._is_eager or self.balance.pays(len(due))):
             return [0] * len(due)
         return [self._length(request, share) for request in due]
 
     def _length(self, request: Request, share: int) -> int:
         if request.remaining < 2 or request.params.grammar is not None:
             return 0
+        if self._is_eager:
+            return min(share, request.remaining - 1)
         if request.draft_wait:
             request.draft_wait -= 1
             return 0

@@ -7,7 +7,7 @@ A step of d decode tokens beside chunks of prompts is expected to take
 plain: running mean of the steps without prompts, per power of two of d. price: seconds for one prompt
 token, a running line over the chunk's start, because a token looks back at all before it. host: what
 passes between two steps beside the worker's own time. Chunks get what the promise leaves after a
-twentieth and twice the mean error of this expectation, at least MIN_CHUNK tokens a step: a prompt never
+tenth and twice the mean error of this expectation, at least MIN_CHUNK tokens a step: a prompt never
 starves, and a promise that the machine cannot keep is counted and logged, not enforced. What was never
 measured is not trusted: the tokens beside decodes at most double from one step to the next.
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 MIN_CHUNK = 16  # prompt tokens of a step, at least
 ERRORS = 2.0  # mean errors that are kept free
-SLACK = 0.05  # of the promise, kept free beside them
+SLACK = 0.1  # of the promise, kept free beside them
 
 Chunk = tuple[int, int]  # start, length
 

@@ -209,7 +209,7 @@ def test_host_time_is_part_of_the_gap() -> None:
             now += 0.030 + pause
             promise.note(step, 4, [(0, 40)], 0.030, now)
         rooms.append(promise.room(4, 256).left())
-    assert rooms[0] == pytest.approx(75, abs=3) and rooms[1] == pytest.approx(55, abs=3)
+    assert rooms[0] == pytest.approx(70, abs=3) and rooms[1] == pytest.approx(50, abs=3)
 
 
 def test_a_pause_between_steps_that_are_not_neighbours_is_nobodys() -> None:
