@@ -98,7 +98,8 @@ class ChatTemplate:
 
 
 def _as_turn(message: ChatMessage) -> dict[str, str | None]:
-    turn = {"role": message.role, "content": message.content}
+    """A turn without content said nothing; many templates cannot add a null to a text."""
+    turn: dict[str, str | None] = {"role": message.role, "content": message.content or ""}
     if message.name is not None:
         turn["name"] = message.name
     return turn

@@ -203,8 +203,8 @@ _SERVICE = (
 )
 
 _REFUSED = (
-    refused("tools", CHAT, _TOOLS, ([],)),
-    refused("tool_choice", CHAT, _TOOLS, ("none",)),
+    refused("tools", CHAT + GENERATE + ("tokenize",), _TOOLS, ([],)),
+    refused("tool_choice", CHAT + GENERATE, _TOOLS, ("none",)),
     refused("parallel_tool_calls", CHAT, _TOOLS),
     refused("functions", CHAT, "deprecated; and " + _TOOLS, ([],)),
     refused("function_call", CHAT, "deprecated; and " + _TOOLS, ("none",)),

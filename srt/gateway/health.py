@@ -1,8 +1,8 @@
 """Is it alive, is it ready, does it really answer. None of these is behind a key or behind a queue.
 
-The stall rule: `/health` is 503 at once when a process of the engine has died, when the tokenizer process
-does not answer within `health_seconds`, and when the ring through all processes has not turned for
-`stall_seconds` (--stall-seconds). A long step is no stall: set it above the longest one.
+The stall rule: `/health` is 503 at once when a process of the engine has died, when the tokenizer
+process does not answer within `health_seconds`, and when the ring through all processes has not turned
+for `stall_seconds` (--stall-seconds). A long step is no stall: set it above the longest one.
 """
 
 from __future__ import annotations
