@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.ops import Ops
+from srt.errors import ConfigError
 from srt.layers.parameters import Parameter, Part, Weights, linear, norm, tensor
 from srt.models.blocks import GatedMlp
 from srt.models.draft import DraftSource, Lent, check_width
@@ -33,9 +34,13 @@ TAPS_KEY = "eagle_aux_hidden_state_layer_ids"
 def tap_layers(config: dict[str, Any], num_layers: int) -> tuple[int, ...]:
     """The target's layers whose entering streams are the features: low, middle and high."""
     found = (config.get("eagle_config") or {}).get(TAPS_KEY) or config.get(TAPS_KEY)
-    if found:
-        return tuple(int(layer) for layer in found)
-    return tuple(sorted({min(2, num_layers - 1), num_layers // 2, max(num_layers - 3, 0)}))
+    layers = tuple(int(layer) for layer in found or (2, num_layers // 2, num_layers - 3))
+    if list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] > num_layers:
+        raise ConfigError(
+            f"the draft reads the target's layers {list(layers)}; they must ascend within 0 to "
+            f"{num_layers}, the target's number of layers ({TAPS_KEY} in the draft's config.json)"
+        )
+    return layers
 
 
 class Eagle3Network:

@@ -167,12 +167,12 @@ class EagleDrafter:
             (index, -1) for index in range(len(trees))
         ]  # whose states these are, and of which node
         while going:
-            chances = self.network.logits(states).log_softmax(1)
-            best, places = chances.topk(min(self._topk, chances.shape[1]), dim=1)
-            ids = self.network.token_ids
-            tokens = (places if ids is None else ids[places]).tolist()
-            for (index, node), found, values in zip(going, tokens, best.tolist(), strict=True):
-                trees[index].add(node, found, values)
+            logits = self.network.logits(states)
+            paths = [(wishes[index].row, trees[index].path(node)) for index, node in going]
+            for (index, node), (tokens, scores) in zip(
+                going, self._branches(logits, paths), strict=True
+            ):
+                trees[index].add(node, tokens, scores)
             place = {whose: at for at, whose in enumerate(going)}
             slices, parents, following = [], [], []
             for index, tree in enumerate(trees):
@@ -185,6 +185,17 @@ class EagleDrafter:
                 states = self._forward(slices, states[parents], keeps_all=True)
             going = following
         return [tree.best() for tree in trees]
+
+    def _branches(
+        self, logits: torch.Tensor, paths: list[tuple[int, list[int]]]
+    ) -> list[tuple[list[int], list[float]]]:
+        """For each path, a row and the guesses behind its last token, the `topk` likeliest tokens and
+        the logs of their chances."""
+        chances = logits.log_softmax(1)
+        best, places = chances.topk(min(self._topk, chances.shape[1]), dim=1)
+        ids = self.network.token_ids
+        tokens = places if ids is None else ids[places]
+        return list(zip(tokens.tolist(), best.tolist(), strict=True))
 
     def _branch(self, wish: Wish, tree: Tree, grown: list[int]) -> Slice:
         """The tokens to grow from, computed behind those grown from before."""

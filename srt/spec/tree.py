@@ -57,6 +57,14 @@ class Tree:
             node = self.parents[node]
         return bits
 
+    def path(self, node: int) -> list[int]:
+        """The tokens from the root, not counting it, to `node`."""
+        found: list[int] = []
+        while node >= 0:
+            found.append(self.tokens[node])
+            node = self.parents[node]
+        return found[::-1]
+
     def best(self) -> Guess:
         """The likeliest `most` nodes. A parent is likelier than its children, so it is among them if
         they are."""

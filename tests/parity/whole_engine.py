@@ -1,11 +1,12 @@
-"""The real scheduler over the real worker in one process, without sockets."""
+"""The real scheduler over the real worker in one process, with a model of a test's choice: the driver
+of `tandem verify`, and comparisons down to log-probabilities."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from kernels.native_build import Library
 from kernels.ops import select
 from srt.config.facts import ModelFacts
+from srt.models.eagle3 import Eagle3
 from srt.protocols.forward_batch import RowSetup
 from srt.protocols.grammar import Grammars
 from srt.protocols.worker import WorkerFacts
@@ -20,18 +22,17 @@ from srt.runner.model_runner import ModelRunner
 from srt.runner.tp_worker import TpModelWorker
 from srt.sampling.sampler import Sampled, Sampler
 from srt.scheduler.budget import Settings
-from srt.scheduler.build import build_store
-from srt.scheduler.loop import Scheduler
+from srt.spec.eagle import EagleDrafter
 from srt.spec.ngram import NgramDrafter
 from srt.spec.standalone import StandaloneDrafter
 from srt.spec.worker import SpeculativeWorker
-from srt.wire.codec import encode, step
-from srt.wire.messages import Message, TokenItem, Tokens, Work
-from srt.wire.params import Finish, TokenLogprobs
+from srt.verify.compare import find_differences
+from srt.verify.driver import Driver, Outcome
+from srt.verify.model_rig import spoil
+from srt.wire.params import TokenLogprobs
 from tests.tiny_models import make_spec
 
 MAX_ROWS = 12
-LIMIT = 20000  # turns; far more than any run here needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,32 +53,9 @@ class Setting:
     decode: str = "sdpa"
     dtype: str = "float32"
     num_threads: int = 1
-    drafter: str | None = None  # ngram, self: the target itself, random: another model
+    drafter: str | None = None  # ngram, self: the target itself, random: another model, eagle3
     draft_tokens: int = 4
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Everything a request was told."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    finish: Finish | None = None
-
-    @property
-    def end(self) -> Finish:
-        assert self.finish is not None, "a request has no end"
-        return self.finish
-
-    def take(self, item: TokenItem) -> None:
-        assert self.finish is None, "a request goes on after its end"
-        self.tokens += item.tokens
-        self.logprobs += item.logprobs or []
-        if item.prompt_logprobs is not None:
-            assert not self.prompt_logprobs, "prompt logprobs come once"
-            self.prompt_logprobs = item.prompt_logprobs
-        self.finish = item.finish
+    topk: int = 1  # branches of eagle3's trees
 
 
 class Dictated(Sampler):
@@ -108,8 +86,43 @@ class Dictated(Sampler):
         return Sampled(tokens=torch.tensor(tokens), logprobs=[*nothing], errors=[*nothing])
 
 
-class Engine:
-    """`run` answers requests; what is cached stays for the next `run`."""
+class Knowing(EagleDrafter):
+    """Guesses what it was told, in trees never as the first branch."""
+
+    def __init__(
+        self, runner: ModelRunner, sampler: Sampler, answers: list[list[int]], **shape: int
+    ) -> None:
+        """`answers`: whole texts, prompt and output."""
+        super().__init__(runner, sampler, confidence=0.0, **shape)
+        self._answers = answers
+
+    def _next(self, row: int, guesses: list[int]) -> int:
+        tokens = [*self._rows[row].tokens, *guesses]
+        for answer in self._answers:
+            if len(answer) > len(tokens) and answer[: len(tokens)] == tokens:
+                return answer[len(tokens)]
+        return 0
+
+    def _draw(self, logits: torch.Tensor, rows: list[int]) -> tuple[list[int], list[float]]:
+        tokens = [self._next(row, self._rows[row].guess) for row in rows]
+        for row, token in zip(rows, tokens, strict=True):
+            self._rows.sampler.advance(row, [token])
+        return tokens, [1.0] * len(rows)
+
+    def _branches(
+        self, logits: torch.Tensor, paths: list[tuple[int, list[int]]]
+    ) -> list[tuple[list[int], list[float]]]:
+        found = []
+        for tokens, scores in super()._branches(logits, paths):
+            row, guesses = paths[len(found)]
+            others = [token for token in tokens if token != self._next(row, guesses)]
+            kept = [*others[: self._topk - 1], self._next(row, guesses)]
+            found.append((kept, [*scores[: len(kept) - 1], -0.1]))
+        return found
+
+
+class Engine(Driver):
+    """A driver that owns its worker and counts what the cache gives back."""
 
     def __init__(
         self,
@@ -118,17 +131,15 @@ class Engine:
         library: Library | None = None,
         sampler: Sampler | None = None,
         grammars: Grammars | None = None,
+        answers: list[list[int]] | None = None,
     ) -> None:
-        self.outcomes: dict[int, Outcome] = {}
-        self.started: list[int] = []  # uids in order of their first token
+        self._answers = answers
         self.num_evicted = 0
-        self._now = 0.0
         self._sampler = sampler or Sampler(MAX_ROWS, facts.vocab_size)
-        self._decoder = step()
         self._thread = ThreadPoolExecutor(
             1, initializer=torch.set_num_threads, initargs=(setting.num_threads,)
         )
-        self.worker = self._thread.submit(self._build, facts, setting, library).result()
+        worker = self._thread.submit(self._build, facts, setting, library).result()
         settings = Settings(
             max_running=setting.max_running,
             max_step_tokens=setting.max_step_tokens,
@@ -140,7 +151,8 @@ class Engine:
             draft_tokens=setting.draft_tokens if setting.drafter else 0,
             draft_budget=1000,
         )
-        self.store = build_store(self.worker.facts, settings)
+        super().__init__(worker, settings, grammars=grammars)
+        self.worker: TpModelWorker | SpeculativeWorker = worker
         evict = self.store.cache.evict
 
         def counted(num_pages: int) -> list[int]:
@@ -149,14 +161,6 @@ class Engine:
             return freed
 
         self.store.cache.evict = counted  # type: ignore[method-assign]
-        self.scheduler = Scheduler(
-            worker=self.worker,
-            store=self.store,
-            outbox=self,
-            settings=settings,
-            clock=self._clock,
-            grammars=grammars,
-        )
 
     def _build(
         self, facts: ModelFacts, setting: Setting, library: Library | None
@@ -186,17 +190,48 @@ class Engine:
         runner.allocate(
             num_pages=worker_facts.num_pages, page_size=setting.page_size, max_rows=MAX_ROWS
         )
-        # What was never written must never be read: there it is wrong enough to be seen.
-        for layer in range(runner.arch.num_layers):
-            runner.pool.keys(layer)[setting.page_size :].fill_(50.0)
-            runner.pool.values(layer)[setting.page_size :].fill_(50.0)
+        spoil(runner)
         runner.init_backends()
         target = TpModelWorker(runner, self._sampler, worker_facts, self._thread)
         if setting.drafter is None:
             return target
         if setting.drafter == "ngram":
             return SpeculativeWorker(target, NgramDrafter())
+        if setting.drafter == "eagle3":
+            return SpeculativeWorker(target, self._eagle3(runner, facts, setting))
         return SpeculativeWorker(target, self._draft(runner, facts, setting))
+
+    def _eagle3(self, target: ModelRunner, facts: ModelFacts, setting: Setting) -> EagleDrafter:
+        """A network of random weights, or with `answers` one that is right wherever they are known."""
+        config = {
+            **facts.config,
+            "draft_vocab_size": facts.vocab_size - 7,
+            "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+        }
+        facts = replace(facts, architecture="LlamaForCausalLMEagle3", num_layers=1, config=config)
+        runner = ModelRunner(
+            make_spec(facts, role="draft", load_format="dummy"),
+            facts,
+            ops=select("torch"),
+            device=torch.device("cpu"),
+            seed=6,
+            network=Eagle3(),
+            lent=target.lend(),
+        )
+        runner.load()
+        runner.allocate(
+            num_pages=target.pool.num_pages,
+            page_size=setting.page_size,
+            max_rows=MAX_ROWS,
+            table=target.table,
+        )
+        runner.init_backends()
+        sampler = Sampler(MAX_ROWS, facts.vocab_size)
+        steps = setting.draft_tokens if setting.topk == 1 else 3
+        shape = {"steps": steps, "topk": setting.topk}
+        if self._answers is None:
+            return EagleDrafter(runner, sampler, confidence=0.0, **shape)
+        return Knowing(runner, sampler, self._answers, **shape)
 
     def _draft(self, target: ModelRunner, facts: ModelFacts, setting: Setting) -> StandaloneDrafter:
         """The target itself guesses all right; a model of other weights hardly ever."""
@@ -218,34 +253,8 @@ class Engine:
         runner.init_backends()
         return StandaloneDrafter(runner, Sampler(MAX_ROWS, facts.vocab_size))
 
-    def _clock(self) -> float:
-        self._now += 0.001
-        return self._now
-
-    def send(self, message: Message) -> None:
-        """What the scheduler puts out, by way of the wire."""
-        message = self._decoder.decode(encode(message))
-        if isinstance(message, Tokens):
-            for item in message.items:
-                outcome = self.outcomes.setdefault(item.uid, Outcome())
-                if item.tokens and not outcome.tokens:
-                    self.started.append(item.uid)
-                outcome.take(item)
-
     def close(self) -> None:
         self.worker.close()
-
-    def run(self, *waves: Sequence[Work]) -> dict[int, Outcome]:
-        """Each wave arrives two turns after the one before; the outcomes of all of them."""
-        for wave in waves:
-            self.scheduler.turn(list(wave))
-            self.scheduler.turn([])
-        turns = 0
-        while self.scheduler.turn([]):
-            turns += 1
-            assert turns < LIMIT, "the scheduler does not come to an end"
-        assert self.scheduler.audit() == []
-        return {work.uid: self.outcomes[work.uid] for wave in waves for work in wave}
 
 
 @contextmanager
@@ -255,10 +264,11 @@ def engine(
     library: Library | None = None,
     sampler: Sampler | None = None,
     grammars: Grammars | None = None,
+    answers: list[list[int]] | None = None,
 ) -> Iterator[Engine]:
     """Closed behind you, and torch's threads are as many as before."""
     threads = torch.get_num_threads()
-    made = Engine(facts, setting, library, sampler, grammars)
+    made = Engine(facts, setting, library, sampler, grammars, answers)
     try:
         yield made
     finally:
@@ -280,14 +290,10 @@ def expect_equal(
     """Tokens and ends to the bit, log-probabilities within the tolerance. `shift`: how far the uids of
     `found` lie above those of `expected`."""
     assert {uid - shift for uid in found} <= set(expected)
+    assert not find_differences({uid - shift: each for uid, each in found.items()}, expected)
     for uid, outcome in found.items():
         wanted = expected[uid - shift]
-        assert outcome.tokens == wanted.tokens, f"request {uid}"
-        assert outcome.end.reason == wanted.end.reason, f"request {uid}"
-        assert outcome.end.matched == wanted.end.matched, f"request {uid}"
         assert outcome.end.failure is None
-        assert outcome.end.usage.prompt_tokens == wanted.end.usage.prompt_tokens
-        assert outcome.end.usage.completion_tokens == wanted.end.usage.completion_tokens
         _expect_near(outcome.logprobs, wanted.logprobs, tolerance, f"request {uid}")
         _expect_near(
             outcome.prompt_logprobs, wanted.prompt_logprobs, tolerance, f"prompt of request {uid}"
