@@ -94,6 +94,13 @@ def read_verifications(client: Client) -> dict[str, float]:
     return found
 
 
+def read_guessing(client: Client) -> tuple[float, float]:
+    """Seconds that the engine's steps have spent on guessing, and on everything."""
+    [steps] = [row for name, row in client.metrics().items() if name.endswith("_step_seconds")]
+    seconds = {labels["phase"]: each["sum"] for labels, each in steps["samples"]}
+    return seconds.get("draft", 0.0), sum(seconds.values())
+
+
 def read_prompts(path: Path, kinds: list[str], limit: int | None) -> list[Prompt]:
     """The first `limit` of each of the kinds (no kinds: all), one of each in turn, as in mixed use."""
     by_kind: dict[str, list[Prompt]] = defaultdict(list)
@@ -148,6 +155,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
             Side(stack.enter_context(running_engine(each))) for each in read_engines(options, flags)
         ]
         measure(options, *sides)
+        guessed, total = read_guessing(sides[1].client)
         engine = describe_engine(sides[1].client.engine_config())
     plain, guessing = sides
     rows = summarize(plain.tallies, guessing.tallies)
@@ -155,12 +163,14 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     print(render(f"{options.algorithm}, {options.concurrency} at a time", rows))
     for line in wrong or ["plain and speculative tokens are equal"]:
         print(line)
+    print(f"guessing took {guessed / total:.2%} of the speculative engine's steps")
     result = {
         "algorithm": options.algorithm,
         "concurrency": options.concurrency,
         "repeat": options.repeat,
         "kinds": rows,
         "wall_ratio": round(plain.wall / guessing.wall, 3),
+        "guessing_share": round(guessed / total, 4),
         "different": len(wrong),
         "flags": flags,
         "engine": engine,
