@@ -28,6 +28,7 @@ from srt.wire.messages import TextMessage
 if TYPE_CHECKING:
     from srt.gateway.settings import GatewaySettings
     from srt.protocols.worker import Worker
+    from srt.scheduler.budget import Settings
     from srt.scheduler.loop import Scheduler
     from srt.structured.service import ThreadedGrammars
     from srt.structured.tokens import TokenTable
@@ -60,7 +61,6 @@ class SchedulerPart:
 
 def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> SchedulerPart:
     """Weights, pools, backends, scheduler. Raises ConfigError."""
-    from srt.scheduler.budget import Settings
     from srt.scheduler.build import build_scheduler
     from srt.structured.service import ThreadedGrammars
     from tokenizer_proc.load import load_codec
@@ -72,8 +72,26 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
         lambda: load_tokens(load_codec(model, *paths), model.vocab_size, model.end_token_ids)
     )
     worker = build_worker(boot, show)
+    settings = scheduler_settings()
+    journal = get_observability().journal
+    scheduler = build_scheduler(
+        worker,
+        settings,
+        outbox,
+        time.monotonic,
+        get_context().describe,
+        None if journal is None else Path(journal),
+        grammars,
+    )
+    return SchedulerPart(scheduler, worker, grammars)
+
+
+def scheduler_settings() -> Settings:
+    """What the published configuration says about scheduling."""
+    from srt.scheduler.budget import Settings
+
     schedule, memory, spec = get_schedule(), get_memory(), get_spec()
-    settings = Settings(
+    return Settings(
         max_running=schedule.max_running,
         max_step_tokens=schedule.max_step_tokens,
         chunked_prefill_size=schedule.chunked_prefill_size,
@@ -88,17 +106,6 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
         draft_tokens=spec.speculative_num_draft_tokens,
         draft_budget=spec.speculative_batch_tokens,
     )
-    journal = get_observability().journal
-    scheduler = build_scheduler(
-        worker,
-        settings,
-        outbox,
-        time.monotonic,
-        get_context().describe,
-        None if journal is None else Path(journal),
-        grammars,
-    )
-    return SchedulerPart(scheduler, worker, grammars)
 
 
 def build_worker(boot: Boot, show: ShowPhase) -> Worker:

@@ -1,0 +1,152 @@
+"""`tandem verify`: does anything that is only about speed or memory change an answer on this machine?
+
+Takes the flags of `tandem serve`. A set of prompts is answered one at a time, then again by engines that
+batch, cut prompts into chunks, cache, overlap, page, stream, run out of memory and speculate; tokens,
+ends and text must be the same. Exit code 1 if one is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from srt.cli.options import add_server_flags, cache_folder, server_args, start_logging
+from srt.cli.progress import PhaseBars
+from srt.config.context import get_context, get_model, get_schedule, get_spec, publish
+from srt.launch.prepare import prepare
+
+if TYPE_CHECKING:
+    from srt.launch.boot import Boot
+    from srt.verify.check import Report
+    from srt.verify.rig import Rig
+
+EXACT = "they compute each token by itself, bit for bit: any difference is a fault"
+ROUNDED = (
+    "they may round a token otherwise in another batch: a difference where the gap is tiny is a near "
+    "tie that fell the other way; native kernels and native attention have no such ties, and "
+    "--dtype float32 makes them rare"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one line of JSON instead of the table")
+    add_server_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from srt.launch.parts import load_text, scheduler_settings
+    from srt.verify.check import verify
+    from srt.verify.requests import build_requests
+    from srt.verify.variants import baseline, plan
+
+    args, sources = server_args(options)
+    start_logging("error")
+    began = time.monotonic()
+    with PhaseBars() as bars:
+        boot, _ = prepare(
+            args, sources, folder="verify", cache_folder=cache_folder(), progress=bars.show
+        )
+        publish(args, boot.facts, role="verify", entropy=boot.entropy, sources=sources)
+        codec = load_text(boot)
+        requests = build_requests(codec, get_context().target.context_length)
+        page_size = get_schedule().page_size
+        algorithm, yours = get_spec().speculative_algorithm, scheduler_settings()
+        rig = build_rig(boot, bars)
+        try:
+            report = verify(
+                rig,
+                requests,
+                codec,
+                baseline(requests, page_size),
+                plan(requests, page_size=page_size, algorithm=algorithm, yours=yours),
+                lambda name, fraction: bars.show("verify", name, fraction),
+            )
+        finally:
+            rig.close()
+    seconds = time.monotonic() - began
+    model = get_model().served_model_name
+    if options.json:
+        print(orjson.dumps(as_data(report, model, seconds)).decode())
+    else:
+        print_table(report, model, seconds)
+    return 0 if report.is_equal else 1
+
+
+def build_rig(boot: Boot, bars: PhaseBars) -> Rig:
+    if boot.facts.model.format == "script":
+        from srt.verify.rig import ScriptRig
+
+        return ScriptRig(Path(boot.facts.model.path))
+    from srt.verify.model_rig import ModelRig
+
+    return ModelRig(boot.cache_folder, lambda phase, fraction: bars.show("model", phase, fraction))
+
+
+def as_data(report: Report, model: str, seconds: float) -> dict[str, object]:
+    return {
+        "model": model,
+        "equal": report.is_equal,
+        "kernels": report.kernels,
+        "exact_kernels": report.is_exact,
+        "seconds": round(seconds, 1),
+        "config_hash": get_context().describe()["config_hash"],
+        "versions": get_context().describe()["versions"],
+        "variants": [
+            {
+                "name": row.name,
+                "requests": row.num_requests,
+                "equal": row.num_equal,
+                "differences": row.differences,
+                "evidence": row.evidence,
+                "seconds": round(row.seconds, 2),
+                "not_applicable": row.why_not,
+                "broke": row.broke,
+            }
+            for row in report.rows
+        ],
+    }
+
+
+def print_table(report: Report, model: str, seconds: float) -> None:
+    table = Table(box=None, pad_edge=False)
+    for title in ("variant", "requests", "equal", "seconds", "seen", "first difference"):
+        table.add_column(
+            title, justify="right" if title in ("requests", "equal", "seconds") else "left"
+        )
+    for row in report.rows:
+        if row.why_not is not None:
+            table.add_row(row.name, "-", "-", "-", f"not run: {row.why_not}", "")
+            continue
+        first = row.broke or ""
+        if row.differences:
+            found = row.differences[0]
+            gap = "unknown" if found.gap is None else f"{found.gap:.4f}"
+            first = (
+                f"request {found.uid}, {found.what}, position {found.position}: "
+                f"{_token(found.found)} instead of {_token(found.expected)}, top-2 gap {gap}"
+            )
+        table.add_row(
+            row.name,
+            str(row.num_requests),
+            str(row.num_equal),
+            f"{row.seconds:.1f}",
+            row.evidence,
+            first,
+        )
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
+    console.print(table, highlight=False)
+    print(f"\nkernels: {report.kernels}")
+    print(f"         {EXACT if report.is_exact else ROUNDED}")
+    verdict = "every answer is the same" if report.is_equal else "ANSWERS DIFFER"
+    print(f"{model}: {verdict} ({seconds:.0f} s)")
+
+
+def _token(token: int | None) -> str:
+    return "the end" if token is None else str(token)
