@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 MOST_SHOWN = 10
@@ -25,10 +25,16 @@ class Tally:
     right: dict[int, int] = field(default_factory=dict)  # by position of the guess, from 1
 
     def __iadd__(self, other: Tally) -> Tally:
-        for each in fields(self):
-            if each.name != "right":
-                mine, more = getattr(self, each.name), getattr(other, each.name)
-                setattr(self, each.name, mine + more)
+        self.prompts += other.prompts
+        self.tokens += other.tokens
+        self.decoded += other.decoded
+        self.decode_seconds += other.decode_seconds
+        self.seconds += other.seconds
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self.verifications += other.verifications
+        for place, times in other.right.items():
+            self.right[place] = self.right.get(place, 0) + times
         return self
 
     def verify(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
@@ -53,8 +59,6 @@ def summarize(plain: Mapping[str, Tally], other: Mapping[str, Tally]) -> list[di
     for kind in plain:
         total += plain[kind]
         total_other += other[kind]
-        for place, times in other[kind].right.items():
-            total_other.right[place] = total_other.right.get(place, 0) + times
     return [*rows, _row("all", total, total_other)] if len(rows) > 1 else rows
 
 
