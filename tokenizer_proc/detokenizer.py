@@ -10,6 +10,7 @@ from srt.wire.channels import ChannelClosed, Receiver, Sender
 from srt.wire.convert import to_failure
 from srt.wire.messages import StepMessage, TextItem, TextMessage, Texts, TokenItem, Tokens
 from srt.wire.params import Finish
+from tokenizer_proc.stop_patterns import StopPattern
 from tokenizer_proc.stop_strings import StopStrings
 from tokenizer_proc.text_stream import TextStream, TokenBytes
 
@@ -35,6 +36,7 @@ class DetokenizerService:
         self._live: dict[int, TextStream] = {}
         self._stopped: dict[int, None] = {}  # oldest first
         self._compile = functools.lru_cache(_NUM_STOP_SETS)(StopStrings)
+        self._compile_pattern = functools.lru_cache(_NUM_STOP_SETS)(StopPattern)
         self.unknown_items = 0
 
     @property
@@ -103,7 +105,8 @@ class DetokenizerService:
             logger.error("uid %d was opened twice; the first one goes on", item.uid)
             return
         stops = self._compile(tuple(options.stop)) if options.stop else None
-        self._live[item.uid] = TextStream(options, self._vocabulary, stops)
+        patterns = [self._compile_pattern(text) for text in options.stop_regex]
+        self._live[item.uid] = TextStream(options, self._vocabulary, stops, patterns=patterns)
 
     def _remember(self, uid: int) -> None:
         self._stopped[uid] = None

@@ -16,6 +16,8 @@ from srt.wire.limits import Limits, check, check_length, check_prompt, check_rid
 from srt.wire.messages import Detokenize, Generate, Tokenize, Work
 from srt.wire.params import ChatMessage, ChatOptions, Grammar, TextOptions
 from tokenizer_proc.codec import Codec
+from tokenizer_proc.patterns import PatternFault
+from tokenizer_proc.stop_patterns import MAX_EDGES, StopPattern
 
 T = TypeVar("T")
 
@@ -57,6 +59,7 @@ class Intake:
         """All that can be said without tokenizing. Raises RequestError."""
         check(message, self._limits, self._vocab_size, self._context_length)
         self._check_template(message.messages)
+        _check_patterns(message.params.stop_regex)
 
     async def check_grammar(self, grammar: Grammar | None) -> None:
         """Off the event loop, so nobody waits but who sent it. Raises InvalidSchema with the reason."""
@@ -93,6 +96,7 @@ class Intake:
         budget = check_length(params, len(ids), self._context_length)
         text = TextOptions(
             stop=params.stop,
+            stop_regex=params.stop_regex,
             min_tokens=params.min_tokens,
             include_stop=message.include_stop,
             skip_special_tokens=message.skip_special_tokens,
@@ -169,6 +173,22 @@ class Intake:
                 "this model has no chat template; send a prompt, or start the engine with one",
                 param="messages",
             )
+
+
+def _check_patterns(texts: list[str]) -> None:
+    """Raises InvalidRequest for stop patterns that cannot be served, or cost too much together."""
+    num_edges = 0
+    for position, text in enumerate(texts):
+        try:
+            num_edges += StopPattern(text).num_edges
+        except PatternFault as fault:
+            raise InvalidRequest(f"stop_regex[{position}]: {fault}", param="stop_regex") from None
+    if num_edges > MAX_EDGES:
+        raise InvalidRequest(
+            f"stop_regex: the patterns have {num_edges} connections, written out; at most {MAX_EDGES} "
+            "are served",
+            param="stop_regex",
+        )
 
 
 def _wrap_int64(number: int) -> int:

@@ -12,11 +12,15 @@ Definition, for a text that arrives in pieces (one per token):
 The strings form one Aho-Corasick automaton: A. V. Aho, M. J. Corasick, "Efficient string matching: an
 aid to bibliographic search", CACM 18(6), 1975. A character costs a constant amortised time, whatever
 the number of stop strings and the length of the text.
+
+Stop patterns obey the same definition, each as if it were the set of all strings that it matches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from tokenizer_proc.stop_patterns import PatternScanner, StopPattern
 
 
 class StopStrings:
@@ -73,12 +77,19 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Follows one text. After a match (`matched` is set) it takes no more."""
+    """Follows one text. After a match (`matched` is set: the string or the pattern) it takes no more."""
 
-    __slots__ = ("_held", "_include", "_state", "_stops", "matched")
+    __slots__ = ("_held", "_include", "_scanners", "_state", "_stops", "matched")
 
-    def __init__(self, stops: StopStrings, *, include: bool = False) -> None:
+    def __init__(
+        self,
+        stops: StopStrings,
+        patterns: Iterable[StopPattern] = (),
+        *,
+        include: bool = False,
+    ) -> None:
         self._stops = stops
+        self._scanners = [PatternScanner(pattern) for pattern in patterns]
         self._include = include
         self._state = 0
         self._held = ""
@@ -90,20 +101,28 @@ class StopMatcher:
         assert self.matched is None, "text after a stop string"
         if not piece:
             return ""
-        stops, state = self._stops, self._state
+        stops, state, scanners = self._stops, self._state, self._scanners
         text = self._held + piece
         for end, character in enumerate(piece, len(self._held) + 1):
             state = stops.advance(state, character)
-            if may_stop and (matched := stops.ends[state]) is not None:
+            matched = stops.ends[state]
+            length = len(matched) if matched is not None else 0
+            for scanner in scanners:
+                found = scanner.advance(character)
+                if found > length:
+                    matched, length = scanner.text, found
+            if may_stop and matched is not None:
                 self.matched = matched
                 self._held = ""
-                return text[: end if self._include else end - len(matched)]
+                return text[: end if self._include else end - length]
         self._state = state
-        cut = len(text) - stops.held[state]
+        held = max((scanner.num_held for scanner in scanners), default=0)
+        cut = len(text) - max(stops.held[state], held)
         self._held = text[cut:]
         return text[:cut]
 
     def flush(self) -> str:
         """The end: what was held back is text after all."""
         held, self._held, self._state = self._held, "", 0
+        self._scanners = []
         return held

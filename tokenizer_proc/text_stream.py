@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from srt.wire.messages import TextItem, TokenItem
 from srt.wire.params import Finish, LogprobEntry, TextOptions, TokenLogprobs
 from tokenizer_proc.incremental import Utf8Stream
+from tokenizer_proc.stop_patterns import StopPattern
 from tokenizer_proc.stop_strings import StopMatcher, StopStrings
 
 
@@ -49,11 +50,17 @@ class TextStream:
         vocabulary: TokenBytes,
         stops: StopStrings | None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        patterns: Sequence[StopPattern] = (),
     ) -> None:
         self._options = options
         self._vocabulary = vocabulary
         self._utf8 = Utf8Stream()
-        self._matcher = StopMatcher(stops, include=options.include_stop) if stops else None
+        self._matcher: StopMatcher | None = None
+        if stops is not None or patterns:
+            self._matcher = StopMatcher(
+                stops or StopStrings(()), patterns, include=options.include_stop
+            )
         self._clock = clock
         self._begun = Finish(reason="stop")  # what the scheduler said when the prompt was computed
         self._begun_at = 0.0

@@ -122,6 +122,11 @@ _LENGTH = (
     exact("max_tokens", GENERATE, _COUNT, "absent: up to the context; 0 scores the prompt only"),
     exact("min_tokens", SAMPLED, _COUNT, "nothing but a limit ends the output before that"),
     exact("stop", SAMPLED, checks.stop_strings(), "not part of the text unless asked for"),
+    exact(
+        "stop_regex", SAMPLED, checks.stop_strings(),
+        "patterns that stop as stop strings do, at the first character that completes a match; no "
+        "anchors, look-around or back-references; text that may become a match is held back",
+    ),
     exact("stop_token_ids", SAMPLED, checks.stop_ids()),
     exact("include_stop_str_in_output", SAMPLED, _YES_NO),
     exact("ignore_eos", SAMPLED, _YES_NO),
@@ -220,7 +225,6 @@ _REFUSED = (
     refused("prompt_logprobs", OPENAI, "use `echo` with `logprobs` on /v1/completions, or /generate"),
     refused("suffix", COMPLETIONS, "text is only written after a prompt, not before one", ("",)),
     refused("structural_tag", SAMPLED, "not supported; write it as a `grammar`"),
-    refused("stop_regex", SAMPLED, "stop strings are plain text", ([],)),
     refused("prompt", CHAT, "chat takes `messages`"),
     refused("messages", COMPLETIONS, "completions take `prompt`; messages go to chat completions"),
     refused("text", GENERATE, "named `prompt` here"),

@@ -133,6 +133,7 @@ def read_sampling(
         logit_bias=get("logit_bias", {}),
         seed=get("seed"),
         stop=get("stop", []),
+        stop_regex=get("stop_regex", []),
         stop_token_ids=get("stop_token_ids", []),
         ignore_eos=get("ignore_eos", False),
         grammar=read_grammar(parsed),

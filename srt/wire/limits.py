@@ -27,7 +27,7 @@ class Limits:
     max_messages: int = 4096
     max_n: int = 16
     max_logprobs: int = 20
-    max_stop: int = 32
+    max_stop: int = 32  # of strings, and again of patterns
     max_stop_chars: int = 1024
     max_stop_token_ids: int = 1024
     max_logit_bias: int = 1024
@@ -191,21 +191,22 @@ def _check_sampling(params: SamplingParams) -> None:
 
 def _check_stops(message: Generate, limits: Limits, vocab_size: int) -> None:
     params = message.params
-    if len(params.stop) > limits.max_stop:
-        raise InvalidRequest(
-            f"stop has {len(params.stop)} strings; at most {limits.max_stop} are taken (--max-stop)",
-            param="stop",
-        )
-    for stop in params.stop:
-        if not stop:
+    for name, stops in (("stop", params.stop), ("stop_regex", params.stop_regex)):
+        if len(stops) > limits.max_stop:
             raise InvalidRequest(
-                "stop holds an empty string; it would match anywhere", param="stop"
+                f"{name} has {len(stops)} strings; at most {limits.max_stop} are taken (--max-stop)",
+                param=name,
             )
-        _check_chars("stop", stop, limits.max_stop_chars, "--max-stop-chars")
-    if params.stop and not message.detokenize:
-        raise InvalidRequest(
-            "stop strings need text, and detokenize is false; use stop_token_ids", param="stop"
-        )
+        for stop in stops:
+            if not stop:
+                raise InvalidRequest(
+                    f"{name} holds an empty string; it would match anywhere", param=name
+                )
+            _check_chars(name, stop, limits.max_stop_chars, "--max-stop-chars")
+        if stops and not message.detokenize:
+            raise InvalidRequest(
+                f"{name} needs text, and detokenize is false; use stop_token_ids", param=name
+            )
     if len(params.stop_token_ids) > limits.max_stop_token_ids:
         raise InvalidRequest(
             f"stop_token_ids has {len(params.stop_token_ids)} ids; "

@@ -66,6 +66,7 @@ class SamplingParams(Record, frozen=True):
     logit_bias: dict[int, float] = {}
     seed: int | None = None  # None: the tokenizer process draws one, so every request has one
     stop: list[str] = []
+    stop_regex: list[str] = []  # patterns; the syntax is that of `tokenizer_proc.patterns`
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     grammar: Grammar | None = None
@@ -78,6 +79,7 @@ class TextOptions(Record, frozen=True):
     """What the detokenizer must know of a request."""
 
     stop: list[str] = []
+    stop_regex: list[str] = []
     min_tokens: int = 0
     include_stop: bool = False  # leave the matched stop string, or stop token, in the text
     skip_special_tokens: bool = True
@@ -174,7 +176,7 @@ class Finish(Record, frozen=True):
     """The end of one sample of one request. Exactly one is sent for each."""
 
     reason: FinishReason
-    matched: str | int | None = None  # the stop string or token id
+    matched: str | int | None = None  # the stop string, pattern or token id
     failure: Failure | None = None  # set when reason is "error" or "abort"
     usage: Usage = Usage()
     timing: Timing | None = None

@@ -15,7 +15,7 @@ import pytest
 
 from srt.client import SamplingParams
 from srt.errors import InvalidRequest
-from tests.process.case_rig import probe
+from tests.process.case_rig import both_ways, probe
 from tests.process.conftest import RunEngine, Running
 
 Script = Callable[..., str]
@@ -54,6 +54,32 @@ async def both_modes(running: Running) -> None:
         wrong: Any = "cooked"
         await running.client.generate("x", SamplingParams(logprobs_mode=wrong))
     await running.settle()
+
+
+async def test_patterns_stop_a_text(engine: RunEngine, script: Script) -> None:
+    """At the first character that completes one, wherever the tokens cut; the scheduler is told."""
+    words = ["one", "\n", "\nAct", "ion 12", "34: x", " y"]
+    async with engine(model=script(words, step_seconds=0.01)) as running, running.http() as http:
+        body = {"prompt": "x", "temperature": 0, "stop_regex": r"\n+Action \d{3}"}
+        text, reason = await both_ways(http, body)
+        assert (text, reason) == ("one", "stop")
+        more = {"include_stop_str_in_output": True, "tandem": {"stop": True}, "stop": ["4"]}
+        answer = (await http.post(TEXT, json={**body, **more})).json()
+        assert answer["choices"][0]["text"] == "one\n\nAction 123"
+        assert answer["tandem"]["choices"][0]["matched_stop"] == body["stop_regex"]
+        assert answer["usage"]["completion_tokens"] == 5
+        assert (await both_ways(http, {**body, "min_tokens": 5}))[0] == "".join(words)
+        for patterns, word in (
+            ("^a", "place"),
+            (["a", "(b"], "[1]"),
+            (["a{200}"] * 20, "together"),
+        ):
+            error = await error_of(await http.post(TEXT, json={**body, "stop_regex": patterns}))
+            assert error["param"].startswith("stop_regex"), error
+            assert word in error["message"] or "connections" in error["message"], error
+        params = SamplingParams(temperature=0, stop_regex=["[no]e?"])
+        assert (await running.client.generate("x", params)).text == ""
+        await running.settle()
 
 
 async def test_samples_are_ranked_and_counted(engine: RunEngine, script: Script) -> None:

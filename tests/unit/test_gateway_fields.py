@@ -26,6 +26,7 @@ SERVED: dict[str, tuple[Any, str, Any]] = {
     "max_tokens": (9, "params.max_tokens", 9),
     "min_tokens": (3, "params.min_tokens", 3),
     "stop": ("end", "params.stop", ["end"]),
+    "stop_regex": ("a+", "params.stop_regex", ["a+"]),
     "stop_token_ids": ([4], "params.stop_token_ids", [4]),
     "include_stop_str_in_output": (True, "include_stop", True),
     "ignore_eos": (True, "params.ignore_eos", True),

@@ -42,6 +42,7 @@ NUMBERS: dict[str, tuple[list[Any], list[Any]]] = {
     "logprobs": ([None, 0, 20], [-1, 21]),
     "prompt_logprobs": ([None, 0, 20], [-1, 21]),
     "stop": ([[], ["a"], ["\U0001f9ed"] * 4], [[""], ["a", ""], ["x" * 17], ["a"] * 5]),
+    "stop_regex": ([[], ["a+"]], [[""], ["a", ""], ["x" * 17], ["a"] * 5]),
     "stop_token_ids": ([[], [0, 99]], [[100], [-1], [2**64 - 1], [1] * 1025]),
 }
 REQUEST_FIELDS: dict[str, tuple[list[Any], list[Any]]] = {
@@ -176,6 +177,8 @@ def test_token_ids() -> None:
 def test_stop_strings_need_text() -> None:
     with pytest.raises(InvalidRequest, match="detokenize"):
         ask({"stop": ["a"]}, detokenize=False)
+    with pytest.raises(InvalidRequest, match="stop_regex"):
+        ask({"stop_regex": ["a"]}, detokenize=False)
 
 
 @pytest.mark.parametrize(
