@@ -111,7 +111,7 @@ static void pack_block(const Task *t, const int64_t at[BLOCK], const int64_t ahe
             for (int i = 0; i < 16; i++) {
                 const bf16 *row = at[s + i] < 0 ? zeros : t->k + at[s + i];
                 r[i] = _mm512_maskz_loadu_epi32(lanes, row + 2 * c);
-                _mm_prefetch((const char *)(t->k + ahead[s + i] + 2 * c), _MM_HINT_T0);
+                _mm_prefetch((const char *)(t->k + ahead[s + i] + 2 * c), _MM_HINT_T1);
             }
             transpose16(r);
 #pragma GCC unroll 16
@@ -126,8 +126,8 @@ static void pack_block(const Task *t, const int64_t at[BLOCK], const int64_t ahe
         uint32_t *to = values + s / 2 * t->dim;
         for (int64_t c = 0; c < t->dim; c += 32) {
             __mmask32 lanes = c + 32 <= t->dim ? ~0u : 0xffff;
-            _mm_prefetch((const char *)(t->v + ahead[s] + c), _MM_HINT_T0);
-            _mm_prefetch((const char *)(t->v + ahead[s + 1] + c), _MM_HINT_T0);
+            _mm_prefetch((const char *)(t->v + ahead[s] + c), _MM_HINT_T1);
+            _mm_prefetch((const char *)(t->v + ahead[s + 1] + c), _MM_HINT_T1);
             __m512i a = _mm512_maskz_loadu_epi16(lanes, even + c), b = _mm512_maskz_loadu_epi16(lanes, odd + c);
             _mm512_store_si512(to + c, _mm512_permutex2var_epi16(a, low, b));
             if (c + 32 <= t->dim) _mm512_store_si512(to + c + 16, _mm512_permutex2var_epi16(a, high, b));
