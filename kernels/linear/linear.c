@@ -7,7 +7,7 @@
  * along K in the same order whatever the tile: a row's result does not depend on its neighbours. */
 #include "native.h"
 
-enum { PANEL = 32, STEP_BYTES = 128, MAX_TILE = 12, ROW_CHUNK = 192, PREFETCH = 2048, SHARES = 6 };
+enum { PANEL = 32, STEP_BYTES = 128, MAX_TILE = 12, ROW_CHUNK = 192, PREFETCH = 6144, SHARES = 6 };
 enum { PARALLEL_VALUES = 16384 };
 
 typedef struct {
@@ -64,8 +64,8 @@ INLINE void tile_bf16(const Packed *w, const Batch *b, int64_t row, int64_t pane
     for (int64_t k = 0; k < w->steps; k++, weight += STEP_BYTES) {
         __m512bh w_lo = (__m512bh)_mm512_loadu_si512(weight);
         __m512bh w_hi = (__m512bh)_mm512_loadu_si512(weight + 64);
-        _mm_prefetch((const char *)weight + PREFETCH, _MM_HINT_T0);
-        _mm_prefetch((const char *)weight + PREFETCH + 64, _MM_HINT_T0);
+        _mm_prefetch((const char *)weight + PREFETCH, _MM_HINT_T1);
+        _mm_prefetch((const char *)weight + PREFETCH + 64, _MM_HINT_T1);
 #pragma GCC unroll 16
         for (int m = 0; m < count; m++) {
             __m512bh pair = (__m512bh)_mm512_set1_epi32(load_step(x + m * b->stride + 4 * k));
@@ -108,8 +108,8 @@ INLINE void tile_int8(const Packed *w, const Batch *b, int64_t row, int64_t pane
     }
     for (int64_t k = 0; k < w->steps; k++, weight += STEP_BYTES) {
         __m512i w_lo = _mm512_loadu_si512(weight), w_hi = _mm512_loadu_si512(weight + 64);
-        _mm_prefetch((const char *)weight + PREFETCH, _MM_HINT_T0);
-        _mm_prefetch((const char *)weight + PREFETCH + 64, _MM_HINT_T0);
+        _mm_prefetch((const char *)weight + PREFETCH, _MM_HINT_T1);
+        _mm_prefetch((const char *)weight + PREFETCH + 64, _MM_HINT_T1);
 #pragma GCC unroll 16
         for (int m = 0; m < count; m++) {
             __m512i quad = _mm512_set1_epi32(load_step(x + m * b->stride + 4 * k));
