@@ -68,6 +68,7 @@ class ServerArgs:
     speculative_draft_attention_backend: str | None = typed(None, "draft", "attention of the draft; default: the target's", ("sdpa", "native"))
     speculative_draft_load_format: str | None = typed(None, "draft", "how the draft's weights are stored; default: as found", ("safetensors", "gguf", "dummy"))
     speculative_draft_kv_cache_dtype: str | None = typed(None, "draft", "type of the draft's KV cache; default: what it computes in", ("bfloat16", "float16", "float32"))
+    speculative_draft_quantization: str | None = typed(None, "draft", "quantize the draft's linears while loading: costs right guesses, never answers", ("none", "int8"))
     attention_backend: str | None = typed(None, "runner", "attention for prefill and decode", ("sdpa", "native"))
     prefill_attention_backend: str | None = typed(None, "runner", "attention for prefill only", ("sdpa", "native"))
     decode_attention_backend: str | None = typed(None, "runner", "attention for decode only", ("sdpa", "native"))

@@ -18,7 +18,7 @@ from srt.errors import ConfigError
 BATCH_TOKENS = 16
 CONFIDENCE = 0.3
 MOST_IN_TREE = 61  # what a window can describe, the token before the tree included
-DRAFT_ONLY = ("attention_backend", "load_format", "kv_cache_dtype")
+DRAFT_ONLY = ("attention_backend", "load_format", "kv_cache_dtype", "quantization")
 STEPPING = ("num_steps", "confidence")
 SETTINGS = ("num_draft_tokens", "batch_tokens", *STEPPING, "eagle_topk")
 DRAFT_SETTINGS = ("draft_model", *(f"draft_{name}" for name in DRAFT_ONLY))
@@ -33,6 +33,7 @@ class DraftPlan:
     facts: ModelFacts
     load_format: Reasoned
     kv_cache_dtype: Reasoned
+    quantization: Reasoned
     backend: Reasoned
     prefill: Reasoned
     decode: Reasoned
@@ -235,6 +236,7 @@ def _plan_draft(
         facts=draft,
         load_format=load_format,
         kv_cache_dtype=kv_dtype,
+        quantization=_quantization(args, draft, plan, words["quantization"]),
         backend=_choose(
             own, words["attention_backend"], (None, "rule", "it takes the target's pair")
         ),
@@ -243,6 +245,17 @@ def _plan_draft(
         bytes_per_token=kv_items * ITEM_BYTES[kv_name],
         weight_bytes=draft.num_parameters * ITEM_BYTES[plan.dtype],
     )
+
+
+def _quantization(
+    args: ServerArgs, draft: ModelFacts, plan: ModelPlan, words: tuple[str, str]
+) -> Reasoned:
+    asked = args.speculative_draft_quantization
+    if asked is not None:
+        return (None if asked == "none" else asked, *words)
+    if draft.architecture in DRAFT_ARCHITECTURES and plan.dtype == "bfloat16":
+        return "int8", "rule", "its bytes are its time, and a guess need not be exact"
+    return None, "rule", "off: it would make guesses worse"
 
 
 def _choose(asked: str | None, words: tuple[str, str], decided: Reasoned) -> Reasoned:
@@ -258,7 +271,7 @@ def draft_runner(
         "model_path": (draft.facts.path, "model", "where --speculative-draft-model was found"),
         "load_format": draft.load_format,
         "dtype": (plan.dtype, "rule", "the target's"),
-        "quantization": (None, "rule", "off: it would make guesses worse"),
+        "quantization": draft.quantization,
         "context_length": (context_length, "rule", "the target's: it works at the same positions"),
         "kv_cache_dtype": draft.kv_cache_dtype,
         "prefill_attention_backend": draft.prefill,
@@ -271,7 +284,7 @@ def draft_runner(
         model_path=draft.facts.path,
         load_format=str(draft.load_format[0]),
         dtype=plan.dtype,
-        quantization=None,
+        quantization=draft.quantization[0],
         context_length=context_length,
         kv_cache_dtype=str(draft.kv_cache_dtype[0]),
         prefill_attention_backend=str(draft.prefill[0]),

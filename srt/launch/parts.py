@@ -105,6 +105,7 @@ def scheduler_settings() -> Settings:
         max_itl=None if schedule.max_itl_ms is None else schedule.max_itl_ms / 1000,
         draft_tokens=spec.speculative_num_draft_tokens,
         draft_budget=spec.speculative_batch_tokens,
+        draft_knows_when=spec.speculative_confidence > 0 or spec.speculative_eagle_topk > 1,
     )
 
 

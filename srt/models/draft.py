@@ -34,11 +34,13 @@ class Lent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSource:
     """What a network is built from. `config` is the draft's config.json; `stored` the names of the
-    tensors in its checkpoint, empty if that is dummy: what is optional is used if it is there."""
+    tensors in its checkpoint, empty if that is dummy: what is optional is used if it is there.
+    `quantization`: of linears that are cut out of the target's."""
 
     arch: Arch
     config: dict[str, Any]
     stored: frozenset[str]
+    quantization: str | None = None
 
 
 class DraftFamily(Protocol):

@@ -75,7 +75,9 @@ class Eagle3Network:
             head = lent.head
         elif head is None and self.token_ids is not None:
             rows = lent.head_rows(self.token_ids).to(self.final_norm.dtype)
-            head = ops.pack_linear(rows, None, quantization=None, out_dtype=torch.float32)
+            head = ops.pack_linear(
+                rows, None, quantization=source.quantization, out_dtype=torch.float32
+            )
         assert head is not None
         self.head = head
 

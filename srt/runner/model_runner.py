@@ -197,6 +197,7 @@ class ModelRunner:
             arch=self.arch,
             config=self.facts.config,
             stored=tensor_names(config.path) if has_names else frozenset(),
+            quantization=self.quantization,
         )
 
     def _parameters(self, source: DraftSource) -> list[Parameter]:

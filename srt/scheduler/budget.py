@@ -25,6 +25,7 @@ class Settings:
     radix_cache: bool = True
     eviction_policy: str = "lru"  # or lfu
     draft_eager: bool = False  # guess whether it pays or not
+    draft_knows_when: bool = False  # the drafter itself stops where guesses get unlikely
     step_log: int = 4096  # steps remembered for the profile
     max_itl: float | None = None  # seconds between two tokens that are promised, see `promise`
     draft_tokens: int = 0  # guessed tokens that a decode may verify; 0: no speculation

@@ -23,9 +23,13 @@ class Pace:
     """`most` 0: nobody ever gets a guess. A request with a grammar never does: what a grammar allows
     behind a guess is known only when it has taken the guess."""
 
-    def __init__(self, *, most: int, budget: int, is_eager: bool = False) -> None:
-        """`is_eager`: guess always, whether it pays or not, to see whether guesses change an answer."""
+    def __init__(
+        self, *, most: int, budget: int, is_eager: bool = False, knows_when: bool = False
+    ) -> None:
+        """`is_eager`: guess always, whether it pays or not, to see whether guesses change an answer.
+        `knows_when`: the drafter itself stops where its guesses get unlikely; it gets all there is."""
         self.balance = Balance()
+        self._knows_when = knows_when
         self._is_eager = is_eager
         self._most = most
         self._budget = budget
@@ -48,7 +52,8 @@ class Pace:
         if request.draft_wait:
             request.draft_wait -= 1
             return 0
-        wanted = share if request.draft_length is None else request.draft_length
+        is_open = self._knows_when or request.draft_length is None
+        wanted = share if is_open else request.draft_length or 1
         return min(wanted, share, request.remaining - 1)
 
     def learn(self, request: Request, drafted: int, accepted: int) -> None:

@@ -151,12 +151,12 @@ class EagleDrafter:
 
     def _draw(self, logits: torch.Tensor, rows: list[int]) -> tuple[list[int], list[float]]:
         """A guess for each row, drawn as the target will draw, and how likely the draft thinks it is."""
+        mass = logits.logsumexp(1)
         ids = self.network.token_ids
         full = logits
         if ids is not None:
             full = logits.new_full((len(rows), self._vocab_size), -torch.inf)
             full[:, ids] = logits
-        mass = full.logsumexp(1)
         sampled = self._rows.sampler.sample(full.clone(), rows)
         chosen = full[range(len(rows)), sampled.tokens]
         return sampled.tokens.tolist(), (chosen - mass).exp().tolist()

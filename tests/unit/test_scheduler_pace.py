@@ -105,3 +105,9 @@ def test_batches_of_another_size_are_judged_for_themselves() -> None:
     for _ in range(FEW):
         balance.note(1, 1, 0.01, has_guesses=False)
     assert balance.pays(1) and not balance.pays(8)
+
+
+def test_a_drafter_that_knows_when_to_stop_gets_all_there_is(eager: None) -> None:
+    pace, its = Pace(most=6, budget=100, knows_when=True), request()
+    pace.learn(its, 6, 1)
+    assert pace.allot([its]) == [6]
