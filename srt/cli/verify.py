@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from srt.launch.boot import Boot
     from srt.verify.check import Report
     from srt.verify.rig import Rig
+    from srt.wire.messages import Work
 
 EXACT = "they compute each token by itself, bit for bit: any difference is a fault"
 ROUNDED = (
-    "they may round a token otherwise in another batch: a difference where the gap is tiny is a near "
-    "tie that fell the other way; native kernels and native attention have no such ties, and "
-    "--dtype float32 makes them rare"
+    "they may round a token's numbers otherwise in another batch, and a near tie then falls the other "
+    "way: such a difference comes from rounding, not from a fault of the engine. Native kernels with "
+    "native attention do not have it; --dtype float32 makes it rare"
 )
 
 
@@ -73,9 +74,9 @@ def run(options: argparse.Namespace) -> int:
     seconds = time.monotonic() - began
     model = get_model().served_model_name
     if options.json:
-        print(orjson.dumps(as_data(report, model, seconds)).decode())
+        print(orjson.dumps(as_data(report, requests, model, seconds)).decode())
     else:
-        print_table(report, model, seconds)
+        print_table(report, requests, model, seconds)
     return 0 if report.is_equal else 1
 
 
@@ -89,7 +90,7 @@ def build_rig(boot: Boot, bars: PhaseBars) -> Rig:
     return ModelRig(boot.cache_folder, lambda phase, fraction: bars.show("model", phase, fraction))
 
 
-def as_data(report: Report, model: str, seconds: float) -> dict[str, object]:
+def as_data(report: Report, requests: list[Work], model: str, seconds: float) -> dict[str, object]:
     return {
         "model": model,
         "equal": report.is_equal,
@@ -98,6 +99,14 @@ def as_data(report: Report, model: str, seconds: float) -> dict[str, object]:
         "seconds": round(seconds, 1),
         "config_hash": get_context().describe()["config_hash"],
         "versions": get_context().describe()["versions"],
+        "requests": [
+            {
+                "uid": work.uid,
+                "prompt_tokens": len(work.token_ids),
+                "temperature": work.params.temperature,
+            }
+            for work in requests
+        ],
         "variants": [
             {
                 "name": row.name,
@@ -114,7 +123,8 @@ def as_data(report: Report, model: str, seconds: float) -> dict[str, object]:
     }
 
 
-def print_table(report: Report, model: str, seconds: float) -> None:
+def print_table(report: Report, requests: list[Work], model: str, seconds: float) -> None:
+    drawn = {work.uid for work in requests if work.params.temperature}
     table = Table(box=None, pad_edge=False)
     for title in ("variant", "requests", "equal", "seconds", "seen", "first difference"):
         table.add_column(
@@ -128,8 +138,9 @@ def print_table(report: Report, model: str, seconds: float) -> None:
         if row.differences:
             found = row.differences[0]
             gap = "unknown" if found.gap is None else f"{found.gap:.4f}"
+            how = "drawn" if found.uid in drawn else "greedy"
             first = (
-                f"request {found.uid}, {found.what}, position {found.position}: "
+                f"request {found.uid} ({how}), {found.what}, position {found.position}: "
                 f"{_token(found.found)} instead of {_token(found.expected)}, top-2 gap {gap}"
             )
         table.add_row(

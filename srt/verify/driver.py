@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from srt.protocols.forward_batch import ForwardBatch
 from srt.protocols.grammar import Grammars
-from srt.protocols.worker import Worker
+from srt.protocols.worker import Ticket, Worker, WorkerFacts
 from srt.scheduler.budget import Settings
 from srt.scheduler.build import build_store
 from srt.scheduler.loop import Scheduler
@@ -52,6 +53,29 @@ class Outcome:
 Outcomes = dict[int, Outcome]  # by uid
 
 
+class Watched:
+    """A worker, and what it was asked to do."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.num_steps = 0
+        self.num_shared = 0  # steps of more than one request
+        self.num_cuts = 0  # places where a prompt was cut
+
+    @property
+    def facts(self) -> WorkerFacts:
+        return self._worker.facts
+
+    def launch(self, batch: ForwardBatch) -> Ticket:
+        self.num_steps += 1
+        self.num_shared += len(batch.slices) > 1
+        self.num_cuts += sum(s.tokens is not None and not s.sample for s in batch.slices)
+        return self._worker.launch(batch)
+
+    def close(self) -> None:
+        """The worker stays its maker's."""
+
+
 class Driver:
     """`run` answers requests; what is cached stays for the next `run`. The worker stays its maker's.
     With a `vocabulary` outcomes have text. The clock is not the machine's: no run depends on it."""
@@ -71,9 +95,10 @@ class Driver:
         self._decoder = step()
         self._vocabulary = vocabulary
         self._streams: dict[int, TextStream] = {}
+        self.watched = Watched(worker)
         self.store = build_store(worker.facts, settings)
         self.scheduler = Scheduler(
-            worker=worker,
+            worker=self.watched,
             store=self.store,
             outbox=self,
             settings=settings,

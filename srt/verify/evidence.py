@@ -10,6 +10,8 @@ from srt.verify.driver import Driver, Outcome
 WORDS: Mapping[str, str] = MappingProxyType(
     {
         "steps": "steps",
+        "shared": "of them shared",
+        "cuts": "cuts in prompts",
         "cached": "tokens from the cache",
         "drafted": "guesses",
         "accepted": "of them right",
@@ -22,9 +24,10 @@ WORDS: Mapping[str, str] = MappingProxyType(
 def count(outcomes: Sequence[Outcome], driver: Driver) -> dict[str, int]:
     """By the names of WORDS. `driver` ran all of them and nothing else."""
     ends = [outcome.end for outcome in outcomes]
-    [(_, steps)] = driver.scheduler.stats()["tandem_steps_total"]["samples"]
     return {
-        "steps": int(steps),
+        "steps": driver.watched.num_steps,
+        "shared": driver.watched.num_shared,
+        "cuts": driver.watched.num_cuts,
         "cached": sum(end.usage.cached_tokens for end in ends),
         "drafted": sum(end.usage.drafted_tokens for end in ends),
         "accepted": sum(end.usage.accepted_tokens for end in ends),

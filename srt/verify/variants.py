@@ -63,6 +63,7 @@ def plan(
     together = replace(
         alone,
         name="batching",
+        about="shared",
         settings=replace(
             alone.settings,
             max_running=len(requests),
@@ -71,7 +72,8 @@ def plan(
     )
 
     def changed(name: str, **more: object) -> Variant:
-        return replace(together, name=name, settings=replace(together.settings, **more))  # type: ignore[arg-type]
+        settings = replace(together.settings, **more)  # type: ignore[arg-type]
+        return replace(together, name=name, settings=settings)
 
     def paged(size: int) -> Variant:
         need = sum(need_of(work, size) for work in requests)
@@ -91,14 +93,14 @@ def plan(
     )
     return [
         together,
-        changed("chunking", chunked_prefill_size=7),
+        replace(changed("chunking", chunked_prefill_size=7), about="cuts"),
         replace(changed("caching", radix_cache=True), rounds=2, about="cached"),
         changed("overlap", depth=1),
         paged(1),
         paged(16),
         _short_of_memory(requests, changed("retraction", depth=1)),
         replace(together, name="streaming", stream=True, about="pieces"),
-        changed("latency promise", chunked_prefill_size=64, max_itl=1e-6),
+        replace(changed("latency promise", chunked_prefill_size=64, max_itl=1e-6), about="cuts"),
         ngram,
         draft,
         replace(everything, rounds=2, stream=True, algorithm=algorithm or "ngram"),
