@@ -64,6 +64,7 @@ class ServerArgs:
     speculative_num_steps: int | None = typed(None, "spec", "how far ahead a draft guesses, in tokens", least=1)
     speculative_eagle_topk: int | None = typed(None, "spec", "branches of a tree of guesses at each step; 1: a chain", least=1)
     speculative_confidence: float | None = typed(None, "spec", "a chain of guesses ends when the draft thinks it less likely than this; 0: never", least=0)
+    speculative_lookup: bool | None = typed(None, "spec", "before a draft is asked, look whether the last tokens stood there before")
     speculative_batch_tokens: int | None = typed(None, "spec", "decode tokens in a step, guesses included, past which nobody guesses", least=1)
     speculative_draft_attention_backend: str | None = typed(None, "draft", "attention of the draft; default: the target's", ("sdpa", "native"))
     speculative_draft_load_format: str | None = typed(None, "draft", "how the draft's weights are stored; default: as found", ("safetensors", "gguf", "dummy"))

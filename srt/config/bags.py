@@ -113,6 +113,7 @@ class SpecBag(Bag):
     speculative_num_steps: int
     speculative_eagle_topk: int
     speculative_confidence: float
+    speculative_lookup: bool
     speculative_batch_tokens: int
 
 

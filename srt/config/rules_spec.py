@@ -20,7 +20,7 @@ CONFIDENCE = 0.3
 MOST_IN_TREE = 61  # what a window can describe, the token before the tree included
 DRAFT_ONLY = ("attention_backend", "load_format", "kv_cache_dtype", "quantization")
 STEPPING = ("num_steps", "confidence")
-SETTINGS = ("num_draft_tokens", "batch_tokens", *STEPPING, "eagle_topk")
+SETTINGS = ("num_draft_tokens", "batch_tokens", *STEPPING, "eagle_topk", "lookup")
 DRAFT_SETTINGS = ("draft_model", *(f"draft_{name}" for name in DRAFT_ONLY))
 
 Reasoned = tuple[str | None, str, str]  # value, source, reason
@@ -63,7 +63,8 @@ def decide_spec(
         decisions.decide("speculative_algorithm", None, "off unless asked for")
         decisions.decide("speculative_draft_model", None, "nobody guesses")
         for name in SETTINGS:
-            decisions.decide(f"speculative_{name}", 0, "nobody guesses")
+            off = False if name == "lookup" else 0
+            decisions.decide(f"speculative_{name}", off, "nobody guesses")
         return None
     decisions.take("speculative_algorithm", algorithm)
     known = ALGORITHMS[algorithm]
@@ -107,12 +108,14 @@ def _decide_shape(args: ServerArgs, algorithm: str, known: Algorithm, decisions:
     if not known.has_tree:
         _refuse(args, ("eagle_topk",), f"{algorithm} guesses chains")
     if not known.has_steps:
+        _refuse(args, ("lookup",), f"{algorithm} guesses alone")
         decisions.choose(
             "speculative_num_draft_tokens",
             args.speculative_num_draft_tokens,
             known.guesses,
             f"what {algorithm} does well with; each request finds its own length below it",
         )
+        decisions.decide("speculative_lookup", False, f"{algorithm} guesses alone")
         decisions.decide("speculative_num_steps", 0, f"{algorithm} has no steps")
         decisions.decide("speculative_confidence", 0.0, f"{algorithm} has no steps")
         decisions.decide("speculative_eagle_topk", 1, f"{algorithm} guesses chains")
@@ -124,18 +127,22 @@ def _decide_shape(args: ServerArgs, algorithm: str, known: Algorithm, decisions:
         )
     else:
         decisions.decide("speculative_eagle_topk", 1, f"{algorithm} guesses chains")
+    lookup = decisions.choose(
+        "speculative_lookup", args.speculative_lookup, True, "a long match costs nothing"
+    )
     asked = args.speculative_num_draft_tokens
     steps = decisions.choose(
         "speculative_num_steps",
         args.speculative_num_steps,
-        known.guesses if topk > 1 or asked is None else asked,
+        known.guesses if topk > 1 or asked is None else min(asked, known.guesses),
         f"what {algorithm} does well with",
     )
+    found = ALGORITHMS["ngram"].guesses if lookup else 0
     most = decisions.choose(
         "speculative_num_draft_tokens",
         asked,
-        steps if topk == 1 else topk * steps,
-        "one for each step" if topk == 1 else "as many as the steps meet",
+        max(steps if topk == 1 else topk * steps, found),
+        "what a step or a lookup may find",
     )
     decisions.choose(
         "speculative_confidence",
@@ -149,10 +156,10 @@ def _decide_shape(args: ServerArgs, algorithm: str, known: Algorithm, decisions:
 
 
 def _check_shape(steps: int, topk: int, most: int) -> None:
-    if topk == 1 and most != steps:
+    if topk == 1 and most < steps:
         raise ConfigError(
-            f"--speculative-num-draft-tokens {most} was given with --speculative-num-steps {steps}; in "
-            "a chain they are the same: leave one out, or set --speculative-eagle-topk"
+            f"--speculative-num-draft-tokens {most} was given with --speculative-num-steps {steps}; a "
+            f"chain has a token for each step; allowed: at least {steps}"
         )
     if topk > 1 and most < topk * (steps - 1):
         raise ConfigError(

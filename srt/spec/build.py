@@ -12,9 +12,13 @@ from srt.runner.model_runner import ModelRunner
 from srt.runner.tp_worker import TpModelWorker
 from srt.sampling.sampler import Sampler
 from srt.spec.eagle import EagleDrafter
+from srt.spec.lookup import LookupFirst
 from srt.spec.ngram import NgramDrafter
 from srt.spec.standalone import StandaloneDrafter
 from srt.spec.worker import SpeculativeWorker
+
+LONG_MATCH = 4  # tokens: a longer match is right more often than a small network
+MOST = 1 << 16  # no limit: a tree is as large as the wish
 
 MakeDrafter = Callable[[TpModelWorker, ModelRunner | None], Drafter]
 
@@ -29,16 +33,20 @@ def _standalone(target: TpModelWorker, draft: ModelRunner | None) -> StandaloneD
     return StandaloneDrafter(draft, Sampler(facts.max_rows, facts.vocab_size, draft.device))
 
 
-def _eagle3(target: TpModelWorker, draft: ModelRunner | None) -> EagleDrafter:
+def _eagle3(target: TpModelWorker, draft: ModelRunner | None) -> Drafter:
     assert draft is not None, "a draft is resolved with its algorithm"
     facts, spec = target.facts, get_spec()
-    return EagleDrafter(
+    model = EagleDrafter(
         draft,
         Sampler(facts.max_rows, facts.vocab_size, draft.device),
         steps=spec.speculative_num_steps,
         topk=spec.speculative_eagle_topk,
         confidence=spec.speculative_confidence,
     )
+    if not spec.speculative_lookup:
+        return model
+    most = spec.speculative_num_steps if spec.speculative_eagle_topk == 1 else MOST
+    return LookupFirst(NgramDrafter(shortest=LONG_MATCH), model, most)
 
 
 # The names are those of --speculative-algorithm.

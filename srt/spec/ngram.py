@@ -97,13 +97,14 @@ class _Row:
 
 
 class NgramDrafter:
-    """`corpus_tokens` 0: rows look into themselves only."""
+    """`corpus_tokens` 0: rows look into themselves only. Matches below `shortest` count as none."""
 
     name = "ngram"
     taps: tuple[int, ...] = ()
 
-    def __init__(self, corpus_tokens: int = CORPUS_TOKENS) -> None:
+    def __init__(self, corpus_tokens: int = CORPUS_TOKENS, shortest: int = SHORTEST) -> None:
         self._corpus_tokens = corpus_tokens
+        self._shortest = shortest
         self._rows: dict[int, _Row] = {}
         self._corpora: OrderedDict[str, Corpus] = OrderedDict()  # by salt, latest use last
 
@@ -129,7 +130,7 @@ class NgramDrafter:
     def _guess(self, row: _Row, most: int) -> list[int]:
         tokens = row.history.tokens
         context = tokens[-LONGEST:]
-        size, guess = row.history.find(context, most)
+        size, guess = row.history.find(context, most, longer_than=self._shortest - 1)
         corpus = self._corpora.get(row.salt)
         if corpus is not None and size < LONGEST:
             guess = corpus.find(context, most, longer_than=size) or guess

@@ -61,6 +61,19 @@ def test_plain_equals_speculative(
 
 
 @pytest.mark.parametrize(("topk", "depth"), list(product((1, 3), (0, 1))))
+def test_lookup_and_model_take_turns(
+    topk: int, depth: int, facts: ModelFacts, alone: Outcomes
+) -> None:
+    """A row that is passed over for some steps still guesses right afterwards."""
+    setting = replace(USUAL, topk=topk, depth=depth, draft_tokens=7, lookup=True)
+    requests = all_requests()
+    with engine(facts, setting, answers=texts(requests, alone)) as made:
+        expect_equal(made.run(requests[:3], requests[3:12], requests[12:]), alone)
+        drafted, accepted = count(made)
+    assert accepted > 0.3 * drafted
+
+
+@pytest.mark.parametrize(("topk", "depth"), list(product((1, 3), (0, 1))))
 def test_retraction_resumes_exactly(
     topk: int, depth: int, facts: ModelFacts, alone: Outcomes
 ) -> None:

@@ -15,6 +15,7 @@ from kernels.native_build import Library
 from kernels.ops import select
 from srt.config.facts import ModelFacts
 from srt.models.eagle3 import Eagle3
+from srt.protocols.drafter import Drafter
 from srt.protocols.forward_batch import RowSetup
 from srt.protocols.grammar import Grammars
 from srt.protocols.worker import WorkerFacts
@@ -23,6 +24,7 @@ from srt.runner.tp_worker import TpModelWorker
 from srt.sampling.sampler import Sampled, Sampler
 from srt.scheduler.budget import Settings
 from srt.spec.eagle import EagleDrafter
+from srt.spec.lookup import LookupFirst
 from srt.spec.ngram import NgramDrafter
 from srt.spec.standalone import StandaloneDrafter
 from srt.spec.worker import SpeculativeWorker
@@ -56,6 +58,7 @@ class Setting:
     drafter: str | None = None  # ngram, self: the target itself, random: another model, eagle3
     draft_tokens: int = 4
     topk: int = 1  # branches of eagle3's trees
+    lookup: bool = False  # before eagle3
 
 
 class Dictated(Sampler):
@@ -198,7 +201,10 @@ class Engine(Driver):
         if setting.drafter == "ngram":
             return SpeculativeWorker(target, NgramDrafter())
         if setting.drafter == "eagle3":
-            return SpeculativeWorker(target, self._eagle3(runner, facts, setting))
+            drafter: Drafter = self._eagle3(runner, facts, setting)
+            if setting.lookup:
+                drafter = LookupFirst(NgramDrafter(shortest=3), drafter, 3)
+            return SpeculativeWorker(target, drafter)
         return SpeculativeWorker(target, self._draft(runner, facts, setting))
 
     def _eagle3(self, target: ModelRunner, facts: ModelFacts, setting: Setting) -> EagleDrafter:

@@ -34,6 +34,7 @@ def test_off_by_default() -> None:
         "speculative_algorithm": None, "speculative_draft_model": None,
         "speculative_num_draft_tokens": 0, "speculative_batch_tokens": 0,
         "speculative_num_steps": 0, "speculative_eagle_topk": 0, "speculative_confidence": 0.0,
+        "speculative_lookup": False,
     }  # fmt: skip
     assert decide(speculative_algorithm="none").runners == resolution.runners
     assert [spec.role for spec in resolution.runners] == ["target"]
