@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 
 from srt.wire.params import SamplingParams, TokenLogprobs
 
+# The `SliceResult.error` that is the request's own doing: its bans took every token away.
+NOTHING_LEFT = "no token can be chosen: every one is forbidden"
+
 
 @dataclass(slots=True, kw_only=True)
 class RowSetup:

@@ -23,7 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from srt.protocols.forward_batch import ForwardBatch, RowSetup, Slice, SliceResult, StepResult
+from srt.protocols.forward_batch import (
+    NOTHING_LEFT,
+    ForwardBatch,
+    RowSetup,
+    Slice,
+    SliceResult,
+    StepResult,
+)
 from srt.protocols.worker import WorkerFacts
 from srt.wire.params import LogprobEntry, TokenLogprobs
 
@@ -203,7 +210,7 @@ class ScriptedWorker:
         favourite, chosen = self._choose(row, allowed)
         row.tokens.append(self._script.end_token_ids[0] if chosen is None else chosen)
         if chosen is None:
-            result.error = "no token can be chosen: every one is forbidden"
+            result.error = NOTHING_LEFT
             return
         result.tokens.append(chosen)
         params = row.setup.params

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from srt.protocols.forward_batch import RowSetup
+from srt.protocols.forward_batch import NOTHING_LEFT, RowSetup
 from srt.sampling.draw import best_tokens, draw, token_weights
 from srt.sampling.logprobs import Wanted, drawn_logits, token_logprobs
 from srt.sampling.masks import forbid_unmasked
@@ -202,7 +202,7 @@ def explain_peaks(peaks: torch.Tensor) -> list[str | None]:
         elif peak == math.inf:
             errors.append("the model's logits contain infinity")
         elif peak == -math.inf:
-            errors.append("no token can be chosen: every one is forbidden")
+            errors.append(NOTHING_LEFT)
         else:
             errors.append(None)
     return errors

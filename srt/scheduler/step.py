@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from srt.errors import InternalError
+from srt.errors import InternalError, InvalidRequest, TandemError
 from srt.metrics.registry import Registry
-from srt.protocols.forward_batch import ForwardBatch, RowSetup, Slice, SliceResult, StepResult
+from srt.protocols.forward_batch import (
+    NOTHING_LEFT,
+    ForwardBatch,
+    RowSetup,
+    Slice,
+    SliceResult,
+    StepResult,
+)
 from srt.protocols.worker import Ticket
 from srt.scheduler.constraint import Constraint
 from srt.scheduler.finish import Finisher, ending
@@ -108,8 +115,7 @@ class Receiving:
             if request.state is State.FINISHED:
                 continue
             if got.error is not None:
-                failure = InternalError(f"the model failed on this request: {got.error}")
-                self._finisher.finish(request, "error", now, error=failure)
+                self._finisher.finish(request, "error", now, error=_blame(got.error))
                 continue
             assert request.lease is not None
             request.lease.commit(piece.slice.start + piece.slice.length)
@@ -210,3 +216,10 @@ class Receiving:
             self._metrics.observe("itl_seconds", gap)
             self._metrics.add("itl_broken_total", int(self._promise.is_broken(gap)))
         request.last_token = now
+
+
+def _blame(error: str) -> TandemError:
+    """Whose fault a slice's failure is: bans are the request's, all else is ours."""
+    if error == NOTHING_LEFT:
+        return InvalidRequest(f"logit_bias: {error}", param="logit_bias")
+    return InternalError(f"the model failed on this request: {error}")

@@ -49,7 +49,7 @@ def check_keywords(root: dict[str, Any]) -> None:
         if isinstance(node, bool):
             continue
         if not isinstance(node, dict):
-            raise SchemaFault(f"{show(path)} must be an object or boolean")
+            raise SchemaFault(f"the schema at {show(path)} must be an object or boolean")
         if node.get("uniqueItems") is False:
             del node["uniqueItems"]
         for key in node.keys() - _FREE:
