@@ -35,6 +35,9 @@ class PagedAttention(Protocol):
         page_size: int,
         scale: float,
         window: int | None,
+        bases: torch.Tensor | None = None,
+        visible: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
 
@@ -61,6 +64,9 @@ def paged_attention(
     page_size: int,
     scale: float,
     window: int | None,
+    bases: torch.Tensor | None = None,
+    visible: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
     *,
     implementation: str = "torch",
     library: Library | None = None,
@@ -73,6 +79,11 @@ def paged_attention(
     the tokens at positions starts[i] .. starts[i] + lengths[i] - 1 of row rows[i], whose K and V are
     already in the planes; the lengths sum to T. A token sees itself and what lies before it in its
     row, the last `window` positions of that (itself included) if a window is given.
+
+    Where `bases` [S] int32 is given and not -1 the slice is no chain: token t sees the keys at
+    0 .. bases[i] - 1 and those at bases[i] + j for which bit j of `visible[t]` ([T] int64, needed then)
+    is set, nothing else; at least one key, and none past the slice's end. A window then counts from
+    `positions[t]` ([T] int64, needed then), and for the keys before the base only.
     Ids and positions are trusted to be in range.
     """
     check_shape("q", q, (None, None, None))
@@ -91,9 +102,32 @@ def paged_attention(
         raise ValueError(f"page_size must be at least 1, not {page_size}")
     if window is not None and window < 1:
         raise ValueError(f"window must be at least 1 or None, not {window}")
+    if (bases is None) != (visible is None):
+        raise ValueError("bases and visible belong together: give both or neither")
+    if bases is not None and window is not None and positions is None:
+        raise ValueError("positions are needed where bases and a window are given")
+    if bases is not None:
+        check_shape("bases", bases, (rows.shape[0],))
+        check_dtype("bases", bases, torch.int32)
+    for name, optional in (("visible", visible), ("positions", positions)):
+        if optional is not None:
+            check_shape(name, optional, (q.shape[0],))
+            check_dtype(name, optional, torch.int64)
     if int(lengths.sum()) != q.shape[0]:
         raise ValueError(f"lengths sum to {int(lengths.sum())}, but q has {q.shape[0]} tokens")
     check_native_dtype(implementation, q=q, k_plane=k_plane, v_plane=v_plane)
     return select(implementation, library)(
-        q, k_plane, v_plane, page_table, rows, starts, lengths, page_size, scale, window
+        q,
+        k_plane,
+        v_plane,
+        page_table,
+        rows,
+        starts,
+        lengths,
+        page_size,
+        scale,
+        window,
+        bases,
+        visible,
+        positions,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
 
+from kernels.paged_attention.reference import see_before, see_named
+
 
 def paged_attention(
     q: torch.Tensor,
@@ -17,22 +19,26 @@ def paged_attention(
     page_size: int,
     scale: float,
     window: int | None,
+    bases: torch.Tensor | None = None,
+    visible: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
     out = torch.empty(q.shape, dtype=q.dtype)
     counts, begins = lengths.tolist(), starts.tolist()
-    singles = [i for i, length in enumerate(counts) if length == 1]
+    named = [-1] * len(counts) if bases is None else bases.tolist()
+    singles = [i for i, length in enumerate(counts) if length == 1 and named[i] < 0]
     offsets = [0]
     for length in counts:
         offsets.append(offsets[-1] + length)
 
     if singles:
-        tokens = torch.tensor([offsets[i] for i in singles])
+        places = torch.tensor([offsets[i] for i in singles])
         own = starts[singles].long()[:, None]
         longest = max(begins[i] for i in singles) + 1
         seen = torch.arange(longest)
-        visible = seen <= own
+        shown = seen <= own
         if window is not None:
-            visible &= seen > own - window
+            shown &= seen > own - window
         # Past a row's end its last key stands in, masked: any other slot might hold a NaN.
         pages = page_table[rows[singles].long()].long()
         at = torch.minimum(seen, own)
@@ -40,25 +46,26 @@ def paged_attention(
         k = k_plane[slots].transpose(1, 2)  # [S, kv_heads, longest, d]
         v = v_plane[slots].transpose(1, 2)
         # The heads of a group act as positions of q.
-        groups = q[tokens].view(len(singles), k.shape[1], -1, q.shape[2])
-        mask = visible[:, None, None, :]
-        out[tokens] = attend(groups, k, v, attn_mask=mask, scale=scale).flatten(1, 2)
+        groups = q[places].view(len(singles), k.shape[1], -1, q.shape[2])
+        mask = shown[:, None, None, :]
+        out[places] = attend(groups, k, v, attn_mask=mask, scale=scale).flatten(1, 2)
 
     for i, length in enumerate(counts):
-        if length <= 1:
+        if length == 0 or (length == 1 and named[i] < 0):
             continue
         start, end, first = begins[i], begins[i] + length, offsets[i]
         seen = torch.arange(end)
         slots = page_table[int(rows[i])].long()[seen // page_size] * page_size + seen % page_size
         k, v = (plane[slots].transpose(0, 1)[None] for plane in (k_plane, v_plane))
         queries = q[first : first + length].transpose(0, 1)[None]
-        if start == 0 and (window is None or window >= end):
+        if start == 0 and named[i] < 0 and (window is None or window >= end):
             result = attend(queries, k, v, is_causal=True, scale=scale, enable_gqa=True)
         else:
-            own = torch.arange(start, end)[:, None]
-            visible = seen <= own
-            if window is not None:
-                visible &= seen > own - window
-            result = attend(queries, k, v, attn_mask=visible, scale=scale, enable_gqa=True)
+            if named[i] < 0:
+                shown = see_before(seen, torch.arange(start, end), window)
+            else:
+                tokens = slice(first, first + length)
+                shown = see_named(seen, named[i], window, tokens, visible, positions)
+            result = attend(queries, k, v, attn_mask=shown, scale=scale, enable_gqa=True)
         out[first : first + length] = result[0].transpose(0, 1)
     return out

@@ -28,7 +28,9 @@ def bind(library: Library) -> PagedAttention:
         INT,
         INT,
         FLOAT,
-        *[INT] * 4,
+        INT,
+        *[POINTER] * 3,
+        *[INT] * 3,
         POINTER,
     )
     pool = library.pool
@@ -44,6 +46,9 @@ def bind(library: Library) -> PagedAttention:
         page_size: int,
         scale: float,
         window: int | None,
+        bases: torch.Tensor | None = None,
+        visible: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out = torch.empty_like(q)
         _, heads, head_dim = q.shape
@@ -61,6 +66,9 @@ def bind(library: Library) -> PagedAttention:
             page_size,
             scale,
             NO_WINDOW if window is None else window,
+            None if bases is None else bases.data_ptr(),
+            None if visible is None else visible.data_ptr(),
+            None if positions is None or window is None else positions.data_ptr(),
             heads,
             k_plane.shape[1],
             head_dim,

@@ -3,7 +3,10 @@
  *
  * A task is one kv head and a run of a slice's tokens; its rows are (token, head of the group). Blocks
  * start at multiples of 64 positions and a masked block changes nothing, so a token's result does not
- * depend on how its row was cut into slices, nor on the rest of the batch. */
+ * depend on how its row was cut into slices, nor on the rest of the batch.
+ *
+ * A slice with a base is no chain but, say, a tree: its tokens see the keys before the base, and those
+ * from there on that their bits name. */
 #include "native.h"
 
 #include <math.h>
@@ -17,15 +20,30 @@ typedef struct {
     const int32_t *pages; /* the slice's row of the page table */
     int64_t page_size, heads, kv_heads, dim, window;
     float scale; /* times log2 e: the softmax is taken in powers of two */
-    int64_t head, token, start, count; /* kv head; first token, its position, number of tokens */
+    int64_t head, token, start, count; /* kv head; first token, its place in the row, number of tokens */
+    int64_t first, end;                /* the keys that any of its tokens may see */
+    int64_t base;                      /* -1: causal */
+    const int64_t *bits, *positions;   /* with a base, for the tokens; no positions: no window */
 } Task;
 
 INLINE int64_t slot_of(const Task *t, int64_t position) {
     return (int64_t)t->pages[position / t->page_size] * t->page_size + position % t->page_size;
 }
 
-INLINE int64_t first_visible(const Task *t, int64_t position) {
-    return max64(0, position - t->window + 1);
+/* The first key that token i sees, but for those that its bits name. */
+INLINE int64_t first_visible(const Task *t, int64_t i) {
+    if (t->base < 0) return max64(0, t->start + i - t->window + 1);
+    return t->positions ? max64(0, t->positions[i] - t->window + 1) : 0;
+}
+
+/* Bit s: token i sees the key at first + s; 64 keys. */
+INLINE uint64_t see_block(const Task *t, int64_t i, int64_t first) {
+    int64_t low = first_visible(t, i) - first, high = (t->base < 0 ? t->start + i + 1 : t->base) - first;
+    uint64_t visible = high >= BLOCK ? ~0ull : high <= 0 ? 0 : (1ull << high) - 1;
+    if (low > 0) visible = low >= BLOCK ? 0 : visible & (~0ull << low);
+    if (t->base < 0) return visible;
+    uint64_t bits = (uint64_t)t->bits[i];
+    return visible | (high >= BLOCK || high <= -BLOCK ? 0 : high >= 0 ? bits << high : bits >> -high);
 }
 
 /* Plain C, any head size: one row at a time, key by key. */
@@ -34,10 +52,12 @@ static void attend_plain(const Task *t) {
     for (int64_t i = 0; i < t->count; i++)
         for (int64_t g = 0; g < group; g++) {
             int64_t at = ((t->token + i) * t->heads + t->head * group + g) * t->dim;
-            int64_t own = t->start + i;
             float sums[t->dim], peak = -INFINITY, total = 0;
+            uint64_t visible = 0;
             memset(sums, 0, sizeof sums);
-            for (int64_t s = first_visible(t, own); s <= own; s++) {
+            for (int64_t s = t->first; s < t->end; s++) {
+                if (s == t->first || s % BLOCK == 0) visible = see_block(t, i, s / BLOCK * BLOCK);
+                if (!(visible >> s % BLOCK & 1)) continue;
                 int64_t kv = slot_of(t, s) * kv_width + t->head * t->dim;
                 float score = 0;
 #pragma omp simd reduction(+ : score)
@@ -175,12 +195,9 @@ INLINE void tile(const uint32_t *a, int64_t lda, const uint32_t *b, int64_t ldb,
 DEFINE_TILES(tiles_64, 4)
 DEFINE_TILES(tiles_16, 1)
 
-/* Scores to weights, for the keys [low, high) of the block; returns what the sums so far keep. */
-INLINE float soften(float *scores, bf16 *weights, float scale, int64_t low, int64_t high, float *peak,
-                    float *total) {
+/* Scores to weights, for the block's visible keys; returns what the sums so far keep. */
+INLINE float soften(float *scores, bf16 *weights, float scale, uint64_t visible, float *peak, float *total) {
     __m512 x[4], most = _mm512_set1_ps(-INFINITY), all = _mm512_setzero_ps();
-    uint64_t visible = high >= BLOCK ? ~0ull : high <= 0 ? 0 : (1ull << high) - 1;
-    if (low > 0) visible = low >= BLOCK ? 0 : visible & (~0ull << low);
 #pragma GCC unroll 4
     for (int n = 0; n < 4; n++) {
         x[n] = _mm512_mul_ps(_mm512_load_ps(scores + 16 * n), _mm512_set1_ps(scale));
@@ -202,7 +219,7 @@ INLINE float soften(float *scores, bf16 *weights, float scale, int64_t low, int6
 }
 
 /* Where the first block lies that `t` reads. */
-INLINE int64_t first_block(const Task *t) { return first_visible(t, t->start) / BLOCK * BLOCK; }
+INLINE int64_t first_block(const Task *t) { return t->first / BLOCK * BLOCK; }
 
 /* Head sizes that are multiples of 16. `next` is the task that this thread is likely to do next. */
 static void attend_blocked(const Task *t, const Task *next) {
@@ -212,7 +229,7 @@ static void attend_blocked(const Task *t, const Task *next) {
     _Alignas(64) bf16 weights[rows * BLOCK];
     float peaks[rows], totals[rows], keeps[rows];
     bf16 zeros[dim];
-    int64_t at[BLOCK], ahead[BLOCK], end = t->start + t->count;
+    int64_t at[BLOCK], ahead[BLOCK], end = t->end;
     int64_t first = first_block(t);
     find_block(t, first, end, ahead);
     for (int64_t r = 0; r < rows; r++) {
@@ -228,16 +245,17 @@ static void attend_blocked(const Task *t, const Task *next) {
         if (first + BLOCK < end)
             find_block(t, first + BLOCK, end, ahead);
         else
-            find_block(next, first_block(next), next->start + next->count, ahead);
+            find_block(next, first_block(next), next->end, ahead);
         pack_block(t, at, ahead, zeros, keys, values);
         for (int64_t r = 0; r < rows; r += MAX_TILE) {
             int count = (int)min64(MAX_TILE, rows - r);
             tiles_64(q + r * words, words, keys, BLOCK, words, scores + r * BLOCK, BLOCK, 0, count);
         }
-        for (int64_t r = 0; r < rows; r++) {
-            int64_t own = t->start + r / group;
-            keeps[r] = soften(scores + r * BLOCK, weights + r * BLOCK, t->scale, first_visible(t, own) - first,
-                              own + 1 - first, peaks + r, totals + r);
+        for (int64_t i = 0, r = 0; i < t->count; i++) {
+            uint64_t visible = see_block(t, i, first);
+            for (int64_t g = 0; g < group; g++, r++)
+                keeps[r] = soften(scores + r * BLOCK, weights + r * BLOCK, t->scale, visible, peaks + r,
+                                  totals + r);
         }
         int64_t steps = min64(BLOCK, end - first + 1) / 2; /* weights past the last key are zero */
         for (int64_t r = 0; r < rows; r += MAX_TILE) {
@@ -282,11 +300,13 @@ static void attend_share(const void *job, int64_t chunk) {
     for (int64_t i = first; i >= end; i--) attend(j->tasks + i, j->tasks + max64(i - 1, 0));
 }
 
-/* window: at least 1; larger than any position for none. */
-void paged_attention(Pool *pool, const bf16 *q, const bf16 *k_plane, const bf16 *v_plane, const int32_t *page_table,
-                     int64_t table_stride, const int32_t *rows, const int32_t *starts, const int32_t *lengths,
-                     int64_t slices, int64_t page_size, float scale, int64_t window, int64_t heads,
-                     int64_t kv_heads, int64_t dim, bf16 *out) {
+/* window: at least 1; larger than any position for none. bases, bits, positions: null if every slice is
+ * causal; positions also if there is no window. */
+void paged_attention(Pool *pool, const bf16 *q, const bf16 *k_plane, const bf16 *v_plane,
+                     const int32_t *page_table, int64_t table_stride, const int32_t *rows,
+                     const int32_t *starts, const int32_t *lengths, int64_t slices, int64_t page_size,
+                     float scale, int64_t window, const int32_t *bases, const int64_t *bits,
+                     const int64_t *positions, int64_t heads, int64_t kv_heads, int64_t dim, bf16 *out) {
     int64_t threads = pool_threads(pool);
     int64_t run = max64(1, TASK_ROWS / (heads / kv_heads)), tasks = 0, tokens = 0;
     for (int64_t i = 0; i < slices; i++) tasks += (lengths[i] + run - 1) / run * kv_heads;
@@ -294,14 +314,27 @@ void paged_attention(Pool *pool, const bf16 *q, const bf16 *k_plane, const bf16 
     Task *list = malloc(tasks * sizeof(Task));
     if (!list) abort();
     int64_t n = 0;
-    for (int64_t i = 0; i < slices; i++) {
-        for (int64_t at = 0; at < lengths[i]; at += run)
-            for (int64_t head = 0; head < kv_heads; head++)
-                list[n++] = (Task){q, k_plane, v_plane, out, page_table + rows[i] * table_stride, page_size,
-                                   heads, kv_heads, dim, window, scale * 1.44269504f, head, tokens + at,
-                                   starts[i] + at, min64(run, lengths[i] - at)};
-        tokens += lengths[i];
-    }
+    for (int64_t i = 0; i < slices; tokens += lengths[i++])
+        for (int64_t at = 0; at < lengths[i]; at += run) {
+            int64_t token = tokens + at, start = starts[i] + at, count = min64(run, lengths[i] - at);
+            Task task = {q, k_plane, v_plane, out, page_table + rows[i] * table_stride, page_size, heads,
+                         kv_heads, dim, window, scale * 1.44269504f, 0, token, start, count,
+                         0, start + count, -1, 0, 0};
+            if (bases && bases[i] >= 0) {
+                task.end = starts[i] + lengths[i]; /* any of its tokens may be named by any */
+                task.base = bases[i];
+                task.bits = bits + token;
+                task.positions = positions ? positions + token : 0;
+            }
+            task.first = first_visible(&task, 0);
+            if (task.base >= 0) /* in no order; and what is named may lie before all of that */
+                for (int64_t t = 0; t < count; t++)
+                    task.first = min64(min64(task.first, task.base), first_visible(&task, t));
+            for (int64_t head = 0; head < kv_heads; head++) {
+                task.head = head;
+                list[n++] = task;
+            }
+        }
     /* Heads of one token run lie side by side in memory: few threads should share them. */
     int64_t share = tasks / (8 * threads) / kv_heads * kv_heads;
     if (share == 0) share = tasks >= 4 * threads * kv_heads ? kv_heads : 1;

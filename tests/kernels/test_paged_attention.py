@@ -30,6 +30,7 @@ class Case:
             self.k[slots] = torch.randn(len(seen), kv_heads, dim).to(BF16)
             self.v[slots] = torch.randn(len(seen), kv_heads, dim).to(BF16)
         self.q = torch.randn(sum(lengths), heads, dim).mul_(2).to(BF16)
+        self.named = (None, None, None)  # bases, visible, positions
 
     def run(self, implementation, library=None, window=None, wide=False):
         planes = [t.float() if wide else t for t in (self.q, self.k, self.v)]
@@ -40,8 +41,26 @@ class Case:
             self.page_size,
             self.q.shape[2] ** -0.5,
             window,
+            *self.named,
             implementation=implementation,
             library=library,
+        )
+
+    def name(self, bases):
+        """Random trees: a token sees itself and some of what lies between the base and it."""
+        visible, positions = [], []
+        for base, start, length in zip(
+            bases, self.starts.tolist(), self.lengths.tolist(), strict=True
+        ):
+            for own in range(start, start + length):
+                seen = [s for s in range(max(base, 0), own) if torch.rand(()) < 0.4] + [own]
+                positions.append(own if base < 0 else base + len(seen) - 1)
+                bits = 0 if base < 0 else sum(1 << (s - base) for s in seen)
+                visible.append(bits - (1 << 64) if bits >> 63 else bits)
+        self.named = (
+            torch.tensor(bases, dtype=I32),
+            torch.tensor(visible),
+            torch.tensor(positions),
         )
 
 
@@ -68,6 +87,58 @@ def test_close_to_float32(
     exact = case.run("reference", window=window, wide=True)
     assert found.shape == exact.shape and found.is_contiguous()
     torch.testing.assert_close(found.float(), exact, rtol=1e-2, atol=1.5e-2)
+
+
+@pytest.mark.parametrize("implementation", ["torch", "native"])
+@pytest.mark.parametrize("window", [None, 1, 7, 70])
+@pytest.mark.parametrize(
+    ("starts", "lengths", "bases", "page_size", "heads", "kv_heads", "dim"),
+    [
+        ([60, 124, 0], [8, 1, 33], [60, -1, -1], 16, 9, 3, 64),  # a tree, a decode, a prompt
+        ([70, 66], [6, 1], [64, 63], 16, 9, 3, 64),  # the tree began in an earlier step
+        ([3, 128], [64, 64], [3, 128], 4, 4, 1, 80),  # as large as a tree can be; block edges
+        ([0, 190], [5, 1], [0, 150], 16, 4, 2, 128),  # nothing before the tree
+        ([61], [9], [60], 16, 6, 2, 24),  # a head size that is no multiple of 16
+    ],
+)
+def test_named_keys_close_to_float32(
+    implementation, window, starts, lengths, bases, page_size, heads, kv_heads, dim, library_for
+):
+    library = library_for(implementation)
+    case = Case(starts, lengths, page_size, heads, kv_heads, dim)
+    case.name(bases)
+    found = case.run(implementation, library, window)
+    exact = case.run("reference", window=window, wide=True)
+    torch.testing.assert_close(found.float(), exact, rtol=1e-2, atol=1.5e-2)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "native"])
+@pytest.mark.parametrize("window", [None, 50])
+def test_a_chain_by_name_is_causal_to_the_bit(implementation, window, library_for):
+    library = library_for(implementation)
+    case = Case([100, 7, 5], [20, 1, 3], 16, 9, 3, 64)
+    plain = case.run(implementation, library, window)
+    visible = [(1 << (i + 1)) - 1 for i in range(20)] + [0] * 4
+    positions = [*range(100, 120), 7, 5, 6, 7]
+    case.named = (
+        torch.tensor([100, -1, -1], dtype=I32),
+        torch.tensor(visible),
+        torch.tensor(positions),
+    )
+    assert torch.equal(case.run(implementation, library, window), plain)
+
+
+def test_a_tree_beside_others_is_as_alone_and_in_any_order(library_for):
+    """A node's result depends on what it sees, not on which nodes stand beside it."""
+    library = library_for("native")
+    case = Case([90, 30, 64], [12, 1, 40], 16, 9, 3, 64)
+    case.name([90, -1, -1])
+    whole = case.run("native", library)
+    case.q = case.q[4:7]
+    case.rows, case.lengths = case.rows[:1], torch.tensor([3], dtype=I32)
+    case.starts = torch.tensor([94], dtype=I32)
+    case.named = (case.named[0][:1], case.named[1][4:7], case.named[2][4:7])
+    assert torch.equal(case.run("native", library), whole[4:7])
 
 
 @pytest.mark.parametrize("window", [None, 50])
@@ -116,3 +187,15 @@ def test_refusals():
     case = Case([0], [2], 16, 5, 2, 64)
     with pytest.raises(ValueError, match="not a multiple"):
         case.run("torch")
+    case = Case([0], [2], 16, 4, 2, 64)
+    case.name([0])
+    bases, visible, positions = case.named
+    for named, window, match in (
+        ((bases, None, None), None, "belong together"),
+        ((bases, visible, None), 4, "positions are needed"),
+        ((bases.long(), visible, None), None, "bases must be torch.int32"),
+        ((bases, visible[:1], None), None, "visible must have shape"),
+    ):
+        case.named = named
+        with pytest.raises(ValueError, match=match):
+            case.run("torch", window=window)
