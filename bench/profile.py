@@ -21,4 +21,13 @@ def render_profile(profile: dict[str, Any]) -> str:
         row += "".join(f"{group['stages'][stage] * 1e3:>10.3f}" for stage in stages) + "  |"
         row += "".join(f"{group['phases'][phase] * 1e3:>10.3f}" for phase in phases)
         lines.append(row + f"{group['engine_share']:>9.1%}")
+    promise = profile.get("promise")
+    if promise is not None:
+        plain = ", ".join(f"{name}: {ms:.1f}" for name, ms in promise["plain_ms"].items())
+        lines.append(
+            f"promise {promise['max_itl_ms']:g} ms; a step without prompts, ms: {plain}; a prompt "
+            f"token {promise['prompt_token_ms']:.3f} ms, {promise['prompt_token_ms_at_4096']:.3f} "
+            f"behind 4096 others; between steps {promise['host_ms']:.1f}, kept free "
+            f"{promise['kept_free_ms']:.1f}"
+        )
     return "\n".join(lines)

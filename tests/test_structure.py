@@ -21,13 +21,13 @@ TORCH_FREE = (
     "srt.wire.limits", "srt.config.context", "srt.config.resolve", "srt.config.probe",
     "srt.client", "srt.gateway", "srt.gateway.app", "srt.metrics", "srt.scheduler",
     "srt.cache.radix", "srt.cache.lease", "srt.loading.locate", "srt.launch.supervisor",
-    "srt.cli.main", "srt.spec.ngram", "tokenizer_proc.tokenizer", "tokenizer_proc.detokenizer",
-    "tokenizer_proc.load", "bench.drive",
+    "srt.cli.main", "srt.cli.verify", "srt.verify.check", "srt.spec.ngram",
+    "tokenizer_proc.tokenizer", "tokenizer_proc.detokenizer", "tokenizer_proc.load", "bench.drive",
 )  # fmt: skip
 PURE = (
     "srt.cache.radix", "srt.cache.lease", "srt.cache.pages", "srt.scheduler.policy",
-    "srt.scheduler.budget", "srt.scheduler.pace", "tokenizer_proc.incremental",
-    "tokenizer_proc.stop_strings", "tokenizer_proc.chat_template",
+    "srt.scheduler.budget", "srt.scheduler.pace", "srt.scheduler.promise",
+    "tokenizer_proc.incremental", "tokenizer_proc.stop_strings", "tokenizer_proc.chat_template",
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from srt.errors import ConfigError
 
 MAX_RUNNING = 64
 CHUNK = 256
+LEAST_CHUNK = 16  # prompt tokens of a step, whatever --max-itl-ms says: prompts must get on
 QUEUED_TOKENS = 512  # per request that may wait
 
 
@@ -26,7 +27,11 @@ def decide_schedule(args: ServerArgs, memory: MemoryPlan, decisions: Decisions) 
     if args.max_itl_ms is None:
         decisions.decide("max_itl_ms", None, "off unless asked for: steps are bounded by tokens")
     else:
-        decisions.take("max_itl_ms", args.max_itl_ms)
+        source, reason = decisions.asked("max_itl_ms")
+        reason += (
+            f"; a step takes {LEAST_CHUNK} prompt tokens beside decodes, or as many as are in time"
+        )
+        decisions.decide("max_itl_ms", args.max_itl_ms, reason, source=source)
     decisions.choose(
         "overlap",
         args.overlap,

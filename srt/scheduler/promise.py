@@ -21,12 +21,12 @@ import logging
 from math import inf
 from typing import Any
 
+from srt.config.rules_schedule import LEAST_CHUNK as MIN_CHUNK
 from srt.scheduler.mean import Line, Mean
 from srt.scheduler.request import Reason
 
 log = logging.getLogger(__name__)
 
-MIN_CHUNK = 16  # prompt tokens of a step, at least
 ERRORS = 2.0  # mean errors that are kept free
 SLACK = 0.1  # of the promise, kept free beside them
 
