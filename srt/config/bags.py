@@ -114,6 +114,8 @@ class SpecBag(Bag):
     speculative_eagle_topk: int
     speculative_confidence: float
     speculative_lookup: bool
+    speculative_dspark_planner: str
+    speculative_dspark_budget: int  # 0: no limit of its own
     speculative_batch_tokens: int
 
 

@@ -3,13 +3,15 @@ and draft live in one process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 
 from srt.config.algorithms import ALGORITHMS, DRAFT_ARCHITECTURES, Algorithm
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts, ModelFacts
+from srt.config.rules_block import decide_block
 from srt.config.rules_model import ITEM_BYTES, ModelPlan
 from srt.config.runner_spec import RunnerSpec
 from srt.config.trail import TrailEntry
@@ -20,7 +22,9 @@ CONFIDENCE = 0.3
 MOST_IN_TREE = 61  # what a window can describe, the token before the tree included
 DRAFT_ONLY = ("attention_backend", "load_format", "kv_cache_dtype", "quantization")
 STEPPING = ("num_steps", "confidence")
-SETTINGS = ("num_draft_tokens", "batch_tokens", *STEPPING, "eagle_topk", "lookup")
+PLANNING = ("dspark_planner", "dspark_budget")
+SETTINGS = ("num_draft_tokens", "batch_tokens", *STEPPING, "eagle_topk", "lookup", *PLANNING)
+OFF: Mapping[str, object] = MappingProxyType({"lookup": False, "dspark_planner": "static"})
 DRAFT_SETTINGS = ("draft_model", *(f"draft_{name}" for name in DRAFT_ONLY))
 
 Reasoned = tuple[str | None, str, str]  # value, source, reason
@@ -63,52 +67,66 @@ def decide_spec(
         decisions.decide("speculative_algorithm", None, "off unless asked for")
         decisions.decide("speculative_draft_model", None, "nobody guesses")
         for name in SETTINGS:
-            off = False if name == "lookup" else 0
-            decisions.decide(f"speculative_{name}", off, "nobody guesses")
+            decisions.decide(f"speculative_{name}", OFF.get(name, 0), "nobody guesses")
         return None
     decisions.take("speculative_algorithm", algorithm)
     known = ALGORITHMS[algorithm]
-    _decide_shape(args, algorithm, known, decisions)
+    draft = _find_draft(args, algorithm, known, facts) if known.needs_model else None
+    if not known.has_steps:
+        wrong = STEPPING[:1] if known.has_planner else STEPPING
+        _refuse(args, wrong, f"{algorithm} guesses all tokens at once or one after the other")
+    if not known.has_tree:
+        _refuse(args, ("eagle_topk",), f"{algorithm} guesses chains")
+    if not (known.has_steps or known.has_block):
+        _refuse(args, ("lookup",), f"{algorithm} guesses alone")
+    if not known.has_planner:
+        _refuse(args, PLANNING, f"{algorithm} does not say how sure it is of a guess")
+    if known.has_block:
+        assert draft is not None
+        decide_block(args, algorithm, known, facts.model, draft, decisions)
+    else:
+        _decide_shape(args, algorithm, known, decisions)
+    if not known.has_planner:
+        decisions.decide("speculative_dspark_planner", "static", "every guess is verified")
+        decisions.decide("speculative_dspark_budget", 0, "nothing is planned")
     decisions.choose(
         "speculative_batch_tokens",
         args.speculative_batch_tokens,
         BATCH_TOKENS,
         "up to there a CPU waits for weights, past it each guess costs arithmetic",
     )
-    if not known.needs_model:
+    if draft is None:
         _refuse(args, DRAFT_SETTINGS, f"{algorithm} guesses without a model")
         decisions.decide("speculative_draft_model", None, f"{algorithm} guesses without a model")
         return None
-    given = args.speculative_draft_model
-    if facts.draft is None or (known.any_draft and given is None):
+    decisions.choose(
+        "speculative_draft_model",
+        args.speculative_draft_model,
+        draft.path,
+        f"comes with {facts.model.name}",
+    )
+    return _plan_draft(args, facts.model, draft, plan, backends, decisions)
+
+
+def _find_draft(args: ServerArgs, algorithm: str, known: Algorithm, facts: Facts) -> ModelFacts:
+    if facts.draft is None or (known.any_draft and args.speculative_draft_model is None):
         what = f"a draft made for this target ({', '.join(sorted(known.drafts or ()))})"
         if known.any_draft:
             what = "a smaller model with the target's vocabulary"
         raise ConfigError(
             f"--speculative-algorithm {algorithm} needs --speculative-draft-model: {what}"
         )
-    decisions.choose(
-        "speculative_draft_model",
-        given,
-        facts.draft.path,
-        f"comes with {facts.model.name}",
-    )
     if known.drafts is not None and facts.draft.architecture not in known.drafts:
         raise ConfigError(
             f"--speculative-draft-model {facts.draft.name} is a {facts.draft.architecture}; "
             f"{algorithm} guesses with {', '.join(sorted(known.drafts))}"
         )
-    return _plan_draft(args, facts.model, facts.draft, plan, backends, decisions)
+    return facts.draft
 
 
 def _decide_shape(args: ServerArgs, algorithm: str, known: Algorithm, decisions: Decisions) -> None:
     """How many guesses, how deep, how wide."""
     if not known.has_steps:
-        _refuse(args, STEPPING, f"{algorithm} guesses all tokens at once or one after the other")
-    if not known.has_tree:
-        _refuse(args, ("eagle_topk",), f"{algorithm} guesses chains")
-    if not known.has_steps:
-        _refuse(args, ("lookup",), f"{algorithm} guesses alone")
         decisions.choose(
             "speculative_num_draft_tokens",
             args.speculative_num_draft_tokens,

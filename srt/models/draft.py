@@ -67,6 +67,14 @@ def draft_family(algorithm: str | None) -> DraftFamily | None:
             from srt.models.eagle3 import Eagle3
 
             return Eagle3()
+        case "dflash":
+            from srt.models.dflash import Dflash
+
+            return Dflash()
+        case "dspark":
+            from srt.models.dspark import Dspark
+
+            return Dspark()
     return None
 
 

@@ -72,6 +72,19 @@ def build_inputs(
     )
 
 
+def locate(
+    slices: list[Slice], table: PageTable, page_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The position in its row and the slot in the pool of each of the slices' tokens, [T] int64 each."""
+    rows, starts, lengths = (
+        np.array(values, dtype=np.int32)
+        for values in zip(*((each.row, each.start, each.length) for each in slices), strict=True)
+    )
+    positions, slots = _place(table, rows, starts, lengths, int(lengths.sum()), page_size)
+    device = table.tensor.device
+    return torch.from_numpy(positions).to(device), torch.from_numpy(slots).to(device)
+
+
 def _place(
     table: PageTable,
     rows: np.ndarray[tuple[int], np.dtype[np.int32]],

@@ -30,14 +30,14 @@ from srt.models.decoder import DenseDecoder
 from srt.models.draft import DraftFamily, DraftSource, Lent
 from srt.models.registry import model_family
 from srt.protocols.attention import AttentionBackend
-from srt.protocols.forward_batch import ForwardBatch, TableWrite
+from srt.protocols.forward_batch import ForwardBatch, Slice, TableWrite
 from srt.quant.methods import quantization_of
 from srt.runner.attention_pair import (
     resolve_attention_backend_strs,
     resolve_draft_attention_backend,
 )
 from srt.runner.dtypes import torch_dtype
-from srt.runner.inputs import StepInputs, build_inputs
+from srt.runner.inputs import StepInputs, build_inputs, locate
 from srt.runner.page_table import PageTable
 
 Progress = Callable[[str, float], None]
@@ -245,6 +245,10 @@ class ModelRunner:
         inputs = build_inputs(batch, self.table, self._last_tokens, self.pool.page_size)
         self._backend.plan(inputs.attention)
         return inputs
+
+    def locate(self, slices: list[Slice]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions and slots of the slices' tokens, [T] int64 each; nothing is planned for them."""
+        return locate(slices, self.table, self.pool.page_size)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Hidden states of the kept tokens, [K, H]. K and V of all the step's tokens are written."""

@@ -11,6 +11,8 @@ from srt.protocols.worker import Worker
 from srt.runner.model_runner import ModelRunner
 from srt.runner.tp_worker import TpModelWorker
 from srt.sampling.sampler import Sampler
+from srt.spec.dflash import DflashDrafter
+from srt.spec.dspark import DsparkDrafter
 from srt.spec.eagle import EagleDrafter
 from srt.spec.lookup import LookupFirst
 from srt.spec.ngram import NgramDrafter
@@ -49,9 +51,33 @@ def _eagle3(target: TpModelWorker, draft: ModelRunner | None) -> Drafter:
     return LookupFirst(NgramDrafter(shortest=LONG_MATCH), model, most)
 
 
+def _dflash(target: TpModelWorker, draft: ModelRunner | None) -> DflashDrafter:
+    assert draft is not None, "a draft is resolved with its algorithm"
+    facts = target.facts
+    return DflashDrafter(draft, Sampler(facts.max_rows, facts.vocab_size, draft.device))
+
+
+def _dspark(target: TpModelWorker, draft: ModelRunner | None) -> DsparkDrafter:
+    assert draft is not None, "a draft is resolved with its algorithm"
+    facts, spec = target.facts, get_spec()
+    return DsparkDrafter(
+        draft,
+        Sampler(facts.max_rows, facts.vocab_size, draft.device),
+        planner=spec.speculative_dspark_planner,
+        threshold=spec.speculative_confidence,
+        budget=spec.speculative_dspark_budget,
+    )
+
+
 # The names are those of --speculative-algorithm.
 ALGORITHMS: Mapping[str, MakeDrafter] = MappingProxyType(
-    {"ngram": _ngram, "standalone": _standalone, "eagle3": _eagle3}
+    {
+        "ngram": _ngram,
+        "standalone": _standalone,
+        "eagle3": _eagle3,
+        "dflash": _dflash,
+        "dspark": _dspark,
+    }
 )
 
 

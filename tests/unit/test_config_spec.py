@@ -34,7 +34,8 @@ def test_off_by_default() -> None:
         "speculative_algorithm": None, "speculative_draft_model": None,
         "speculative_num_draft_tokens": 0, "speculative_batch_tokens": 0,
         "speculative_num_steps": 0, "speculative_eagle_topk": 0, "speculative_confidence": 0.0,
-        "speculative_lookup": False,
+        "speculative_lookup": False, "speculative_dspark_planner": "static",
+        "speculative_dspark_budget": 0,
     }  # fmt: skip
     assert decide(speculative_algorithm="none").runners == resolution.runners
     assert [spec.role for spec in resolution.runners] == ["target"]
