@@ -20,7 +20,7 @@ from srt.spec.standalone import StandaloneDrafter
 from srt.spec.worker import SpeculativeWorker
 
 LONG_MATCH = 4  # tokens: a longer match is right more often than a small network
-MOST = 1 << 16  # no limit: a tree is as large as the wish
+MOST = 1 << 16  # no limit: a tree or a block is as large as the wish
 
 MakeDrafter = Callable[[TpModelWorker, ModelRunner | None], Drafter]
 
@@ -45,28 +45,35 @@ def _eagle3(target: TpModelWorker, draft: ModelRunner | None) -> Drafter:
         topk=spec.speculative_eagle_topk,
         confidence=spec.speculative_confidence,
     )
-    if not spec.speculative_lookup:
-        return model
-    most = spec.speculative_num_steps if spec.speculative_eagle_topk == 1 else MOST
-    return LookupFirst(NgramDrafter(shortest=LONG_MATCH), model, most)
+    return _look_up_first(
+        model, spec.speculative_num_steps if spec.speculative_eagle_topk == 1 else MOST
+    )
 
 
-def _dflash(target: TpModelWorker, draft: ModelRunner | None) -> DflashDrafter:
+def _dflash(target: TpModelWorker, draft: ModelRunner | None) -> Drafter:
     assert draft is not None, "a draft is resolved with its algorithm"
     facts = target.facts
-    return DflashDrafter(draft, Sampler(facts.max_rows, facts.vocab_size, draft.device))
+    sampler = Sampler(facts.max_rows, facts.vocab_size, draft.device)
+    return _look_up_first(DflashDrafter(draft, sampler), MOST)
 
 
-def _dspark(target: TpModelWorker, draft: ModelRunner | None) -> DsparkDrafter:
+def _dspark(target: TpModelWorker, draft: ModelRunner | None) -> Drafter:
     assert draft is not None, "a draft is resolved with its algorithm"
     facts, spec = target.facts, get_spec()
-    return DsparkDrafter(
+    model = DsparkDrafter(
         draft,
         Sampler(facts.max_rows, facts.vocab_size, draft.device),
         planner=spec.speculative_dspark_planner,
         threshold=spec.speculative_confidence,
         budget=spec.speculative_dspark_budget,
     )
+    return _look_up_first(model, MOST)
+
+
+def _look_up_first(model: Drafter, most: int) -> Drafter:
+    if not get_spec().speculative_lookup:
+        return model
+    return LookupFirst(NgramDrafter(shortest=LONG_MATCH), model, most)
 
 
 # The names are those of --speculative-algorithm.

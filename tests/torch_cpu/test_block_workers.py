@@ -103,7 +103,12 @@ def test_the_built_worker_guesses_with_its_own_pool_in_the_targets_slots(
     algorithm: str, tmp_path: Path
 ) -> None:
     """Also through the warm-up, which lets a row begin with a decode."""
-    publish_two(algorithm, speculative_draft_attention_backend="sdpa", context_length=300)
+    publish_two(
+        algorithm,
+        speculative_draft_attention_backend="sdpa",
+        speculative_lookup=False,
+        context_length=300,
+    )
     worker = build_worker(str(tmp_path), show, speculate)
     assert isinstance(worker, SpeculativeWorker)
     drafter = worker.drafter
