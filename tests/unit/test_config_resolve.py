@@ -21,7 +21,7 @@ from srt.errors import ConfigError
 from srt.runner.memory import PoolNeed, size_pools
 
 SHORTHANDS = {"attention_backend"}  # stands for both halves and has no value of its own
-DRAFT_ONLY = ("attention_backend", "load_format", "kv_cache_dtype")
+DRAFT_ONLY = ("attention_backend", "load_format", "kv_cache_dtype", "quantization")
 
 
 def make_facts(machine: dict[str, Any] | None = None, model: dict[str, Any] | None = None) -> Facts:
