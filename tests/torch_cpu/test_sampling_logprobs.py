@@ -154,3 +154,20 @@ def test_a_broken_row_has_none() -> None:
     sampled = opened(*params).sample(logits, [0, 1])
     assert sampled.errors[0] is not None and sampled.logprobs[0] is None
     assert sampled.errors[1] is None and sampled.logprobs[1] is not None
+
+
+def test_a_retracted_row_goes_on_with_the_same_values() -> None:
+    params = SamplingParams(
+        seed=3, temperature=0.9, top_p=0.8, repetition_penalty=1.4, frequency_penalty=0.5,
+        logprobs=3, logprobs_mode="processed",
+    )  # fmt: skip
+    steady, tokens = opened(params), list(PROMPT)
+    for step in range(6):
+        again = Sampler(1, V)
+        again.open(
+            [RowSetup(row=0, params=params, tokens=tokens, prompt_len=len(PROMPT), stop_ids=[])]
+        )
+        logits = noisy(1, step)
+        one, two = steady.sample(logits.clone(), [0]), again.sample(logits.clone(), [0])
+        assert one.logprobs == two.logprobs and one.tokens.tolist() == two.tokens.tolist()
+        tokens = [*tokens, *one.tokens.tolist()]
