@@ -24,16 +24,28 @@ from srt.sampling.sampler import Sampler
 from srt.spec.rows import Rows
 from srt.spec.tree import Tree
 
-MOST_PENDING = 128  # tokens; what a row that is not wished for may gather before it is computed
+MOST_PENDING = 256  # features; what a row that is not wished for may gather
+PATIENCE = 8  # steps that decode and ask for no guess, after which nothing is computed ahead
 
 
 @dataclass(slots=True)
 class _Mind:
     """What the target thought of a row: features that have not become KV yet, of the positions
-    valid - 1 and after it. `carry` [1, F]: of the last position of the prompt's slice before."""
+    valid - 1 and after it. `carry` [1, F]: of the last position of the prompt's slice before.
+    `is_lost`: too many came while nobody asked; the row has no guesses any more."""
 
     pending: list[torch.Tensor] = field(default_factory=list)
+    num_pending: int = 0
     carry: torch.Tensor | None = None
+    is_lost: bool = False
+
+    def add(self, features: torch.Tensor) -> None:
+        if not self.is_lost:
+            self.pending.append(features)
+            self.num_pending += len(features)
+
+    def clear(self) -> None:
+        self.pending, self.num_pending = [], 0
 
 
 class EagleDrafter:
@@ -43,6 +55,10 @@ class EagleDrafter:
     topk 1: chains of up to `steps` guesses, which end where the product of the draft's own
     probabilities falls below `confidence`. Otherwise trees of depth `steps`, of whose tokens the best
     `most` of the wish are kept; topk * (steps - 1) tokens of it are computed.
+
+    When nobody has asked for a while, as among many requests, features are only kept, and of a row
+    only `MOST_PENDING`: then the draft costs next to nothing. A prefix that enters the cache meanwhile
+    has no keys of the draft, so guesses behind it are worse; answers are not.
     """
 
     name = "eagle3"
@@ -59,6 +75,7 @@ class EagleDrafter:
         self._vocab_size = runner.arch.vocab_size
         self._rows = Rows(sampler)
         self._minds: dict[int, _Mind] = {}
+        self._num_unasked = 0  # steps with decodes since the last proposal
 
     def open(self, setups: list[RowSetup]) -> None:
         self._rows.open(setups)
@@ -67,55 +84,62 @@ class EagleDrafter:
 
     def prefill(self, slices: list[Slice], features: list[torch.Tensor]) -> None:
         """Behind a cached prefix the feature before the slice is not known: zeros stand for it."""
-        shifted, silent = [], []
         for piece, seen in zip(slices, features, strict=True):
             mind, row = self._minds[piece.row], self._rows[piece.row]
-            known = mind.carry if row.valid == piece.start else None
-            before = seen.new_zeros(1, seen.shape[1]) if known is None else known
-            shifted += [before, seen[:-1]]
-            mind.carry, mind.pending = seen[-1:], []
-            row.valid = piece.start + piece.length
-            silent.append(
-                Slice(
-                    row=piece.row,
-                    start=piece.start,
-                    length=piece.length,
-                    tokens=piece.tokens,
-                    sample=False,
-                )
-            )
-        self._forward(silent, self.network.fuse(torch.cat(shifted)))
+            if row.valid + mind.num_pending != piece.start and not mind.is_lost:
+                mind.clear()
+                mind.carry, row.valid = None, piece.start
+            mind.add(seen.new_zeros(1, seen.shape[1]) if mind.carry is None else mind.carry)
+            mind.add(seen[:-1])
+            mind.carry = seen[-1:]
+        self._tidy([piece.row for piece in slices], 0)
 
     def propose(self, wishes: list[Wish]) -> list[Guess]:
+        self._num_unasked = -1
         self._rows.begin(wishes)
-        states = self._catch_up([wish.row for wish in wishes])
-        if self._topk == 1:
-            return self._propose_chains(wishes, states)
-        return self._propose_trees(wishes, states)
+        known = [wish for wish in wishes if not self._minds[wish.row].is_lost]
+        if not known:
+            return [Guess([]) for _ in wishes]
+        states = self._catch_up([wish.row for wish in known])
+        make = self._propose_chains if self._topk == 1 else self._propose_trees
+        found = dict(zip((wish.row for wish in known), make(known, states), strict=True))
+        return [found.get(wish.row, Guess([])) for wish in wishes]
 
     def absorb(self, outcomes: list[Outcome]) -> None:
-        long = []
+        decodes = False
         for outcome in outcomes:
             self._rows.settle(outcome)
-            assert outcome.features is not None
             mind = self._minds[outcome.row]
-            mind.pending.append(outcome.features)
-            if sum(len(each) for each in mind.pending) > MOST_PENDING:
-                long.append(outcome.row)
-        if long:
-            self._catch_up(long)
+            decodes = decodes or mind.carry is None
+            mind.carry = None
+            assert outcome.features is not None
+            mind.add(outcome.features)
+        self._num_unasked += decodes
+        self._tidy([outcome.row for outcome in outcomes], MOST_PENDING)
+
+    def _tidy(self, rows: list[int], most: int) -> None:
+        """No row may gather more than `most` features while guesses are asked for."""
+        if self._num_unasked <= PATIENCE:
+            long = [row for row in rows if self._minds[row].num_pending > most]
+            if long:
+                self._catch_up(long)
+            return
+        for row in rows:
+            if self._minds[row].num_pending > MOST_PENDING:
+                self._minds[row].is_lost = True
+                self._minds[row].clear()
 
     def _catch_up(self, rows: list[int]) -> torch.Tensor:
         """Computes all that is pending. Returns the states of the rows' last tokens, [len(rows), H]."""
         slices, features = [], []
         for number in rows:
             row, mind = self._rows[number], self._minds[number]
-            tokens = row.tokens[row.valid :]
-            slices.append(
-                Slice(row=number, start=row.valid, length=len(tokens), tokens=tokens, sample=True)
-            )
+            start, length = row.valid, mind.num_pending
+            tokens = row.tokens[start : start + length]
+            slices.append(Slice(row=number, start=start, length=length, tokens=tokens, sample=True))
             features += mind.pending
-            row.valid, mind.pending = len(row.tokens), []
+            row.valid += length
+            mind.clear()
         return self._forward(slices, self.network.fuse(torch.cat(features)))
 
     def _propose_chains(self, wishes: list[Wish], states: torch.Tensor) -> list[Guess]:

@@ -243,19 +243,32 @@ def test_what_was_wrong_is_computed_again(target: ModelRunner, tmp_path: Path) -
     torch.testing.assert_close(states[0][1].last, states[1][1].last, rtol=1e-5, atol=1e-6)
 
 
-def test_rows_that_nobody_wishes_for_do_not_gather_without_end(
-    target: ModelRunner, tmp_path: Path
+@pytest.mark.parametrize("num", (100, 400))
+def test_a_drafter_that_nobody_asks_computes_nothing(
+    num: int, target: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It can still guess if asked in time; a row that gathered too much has no guesses any more, and the
+    next one has."""
     drafter = drafter_of(draft_runner(target, tmp_path, stored(target.facts)))
-    features = features_of(target, 150)
-    begin(drafter, 0, PROMPT, list(range(1, 12)))
+    features = features_of(target, 10 + num)
+    begin(drafter, 0, PROMPT, list(range(1, 28)))
+    begin(drafter, 1, PROMPT, [28, 29])
     with torch.inference_mode():
         drafter.prefill([chunk(0, 0, PROMPT)], [features[:10]])
-        for place in range(140):
-            seen = features[9 + place][None]
-            drafter.absorb([Outcome(row=0, tokens=[7], features=seen)])
-    assert sum(len(each) for each in drafter._minds[0].pending) < 20
-    assert drafter._rows[0].valid > 120
+        for place in range(20):
+            drafter.absorb([Outcome(row=0, tokens=[7], features=features[9 + place][None])])
+        network = drafter.network.forward
+        monkeypatch.setattr(drafter.network, "forward", lambda *_: pytest.fail("not asked"))
+        for place in range(20, num):
+            drafter.absorb([Outcome(row=0, tokens=[7], features=features[9 + place][None])])
+        drafter.prefill([chunk(1, 0, PROMPT)], [features[:10]])
+        drafter.absorb([Outcome(row=1, tokens=[30], features=features[9:10])])
+        monkeypatch.setattr(drafter.network, "forward", network)
+        wishes = [Wish(row=0, start=9 + num, most=3), Wish(row=1, start=10, most=3)]
+        old, new = drafter.propose(wishes)
+        drafter.absorb([Outcome(row=1, tokens=[3], features=features[10:11])])
+    assert len(old.tokens) == (3 if num == 100 else 0) and len(new.tokens) == 3
+    assert drafter._minds[0].num_pending == 0
 
 
 def test_a_tree_holds_the_chain_and_stays_in_its_room(target: ModelRunner, tmp_path: Path) -> None:
