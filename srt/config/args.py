@@ -58,7 +58,7 @@ class ServerArgs:
     disable_radix_cache: bool = typed(False, "memory", "share no prefixes")
     eviction_policy: str = typed("lru", "memory", "which cached page goes first", ("lru", "lfu"))
     kv_memory_gb: float | None = typed(None, "memory", "memory for the KV cache, GB", least=0)
-    speculative_algorithm: str | None = typed(None, "spec", "who guesses tokens for the model to verify: what stood there before, a smaller model, or a network that reads its features", ("none", "ngram", "standalone", "eagle3", "dflash", "dspark"))
+    speculative_algorithm: str | None = typed(None, "spec", "who guesses tokens for the model to verify: what stood there before, a smaller model, a network that reads its features, or layers it brings", ("none", "ngram", "standalone", "eagle", "eagle3", "multi_layer", "dflash", "dspark"))
     speculative_draft_model: str | None = typed(None, "spec", "the smaller model that guesses; named like --model")
     speculative_num_draft_tokens: int | None = typed(None, "spec", "guesses verified with one token, at most", least=1)
     speculative_num_steps: int | None = typed(None, "spec", "how far ahead a draft guesses, in tokens", least=1)

@@ -15,6 +15,7 @@ ARCHITECTURES = (
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    "MiMoForCausalLM",
     "Script",
 )
 

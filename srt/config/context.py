@@ -95,7 +95,12 @@ class RuntimeContext:
 
     @property
     def draft(self) -> RunnerSpec | None:
-        return next((spec for spec in self.state.runner_specs if spec.role == "draft"), None)
+        """The first of the drafts; there are several if each of its layers has a runner."""
+        return next(iter(self.drafts), None)
+
+    @property
+    def drafts(self) -> tuple[RunnerSpec, ...]:
+        return self.state.runner_specs[1:]
 
     @property
     def trail(self) -> tuple[TrailEntry, ...]:
@@ -202,22 +207,22 @@ class RuntimeContext:
         self.override(source, reason=reason, **fields)
 
     def restamp_runner(self, source: str, spec: RunnerSpec, *, reason: str) -> None:
-        """Replaces the spec of the same role, only while loading and before the runner's backends are
+        """Replaces the spec of the same label, only while loading and before the runner's backends are
         built: for what only loading finds out, e.g. that kernels cannot be compiled here."""
         state = self.state
         if state.phase != "loading":
             raise ConfigError(
-                f"{source} restamps the {spec.role} runner, but the phase is {state.phase}; allowed "
+                f"{source} restamps the {spec.label} runner, but the phase is {state.phase}; allowed "
                 "only while loading"
             )
-        before = next((old for old in state.runner_specs if old.role == spec.role), None)
+        before = next((old for old in state.runner_specs if old.label == spec.label), None)
         if before is None:
-            raise ConfigError(f"{source} restamps the {spec.role} runner, but there is none")
+            raise ConfigError(f"{source} restamps the {spec.label} runner, but there is none")
         old, new = asdict(before), asdict(spec)
         state.runner_specs = tuple(spec if each is before else each for each in state.runner_specs)
         state.ledger.trail.extend(
             TrailEntry(
-                field=f"{spec.role}.{name}",
+                field=f"{spec.label}.{name}",
                 value=value,
                 source=source,
                 reason=reason,

@@ -10,12 +10,12 @@ from srt.config.bags import BAGS
 from srt.config.resolve import Resolution
 from srt.config.runner_spec import RunnerSpec
 
-RUNNER_ROLES = ("target", "draft")
+NAMESPACES = frozenset(bag.namespace for bag in BAGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """`group` is a namespace, or the role of a runner. `replaced` is what stood there before."""
+    """`group` is a namespace, or the label of a runner. `replaced` is what stood there before."""
 
     group: str
     name: str
@@ -29,7 +29,7 @@ def explain(resolution: Resolution) -> list[Row]:
     """One row per value: bag by bag, then runner by runner, each in its declared order."""
     spec = [field.name for field in fields(RunnerSpec)]
     order = [(bag.namespace, name) for bag in BAGS for name in bag.leaf_types]
-    order += [(role, name) for role in RUNNER_ROLES for name in spec]
+    order += [(runner.label, name) for runner in resolution.runners for name in spec]
     rows = []
     for entry in resolution.trail:
         group, _, name = entry.field.partition(".")
@@ -48,18 +48,18 @@ def explain(resolution: Resolution) -> list[Row]:
 
 def render_table(rows: Sequence[Row]) -> str:
     """Text for a terminal: the bags, then the runners side by side, then why each has what it has."""
-    bag_rows = [row for row in rows if row.group not in RUNNER_ROLES]
-    runner_rows = [row for row in rows if row.group in RUNNER_ROLES]
-    roles = [role for role in RUNNER_ROLES if any(row.group == role for row in runner_rows)]
+    bag_rows = [row for row in rows if row.group in NAMESPACES]
+    runner_rows = [row for row in rows if row.group not in NAMESPACES]
+    labels = list(dict.fromkeys(row.group for row in runner_rows))
     names = list(dict.fromkeys(row.name for row in runner_rows))
     values = {(row.group, row.name): _show(row.value) for row in runner_rows}
-    table = [[name, *(values.get((role, name), "-") for role in roles)] for name in names]
+    table = [[name, *(values.get((label, name), "-") for label in labels)] for name in names]
     why = ["value", "source", "reason"]
     parts = []
     if bag_rows:
         parts.append(_columns(["setting", *why], _lines(bag_rows)))
     if runner_rows:
-        parts.append(_columns(["runner", *roles], table))
+        parts.append(_columns(["runner", *labels], table))
         parts.append(_columns(["runner setting", *why], _lines(runner_rows)))
     return "\n\n".join(parts) + "\n"
 

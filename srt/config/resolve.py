@@ -18,7 +18,7 @@ from srt.config.rules_memory import MemoryPlan, decide_memory
 from srt.config.rules_model import ModelPlan, decide_model
 from srt.config.rules_schedule import decide_schedule
 from srt.config.rules_serving import decide_serving
-from srt.config.rules_spec import DraftPlan, decide_spec, draft_runner
+from srt.config.rules_spec import DraftPlan, decide_spec, draft_runners
 from srt.config.runner_spec import RunnerSpec
 from srt.config.trail import InputSource, TrailEntry
 
@@ -107,6 +107,7 @@ def _runners(
         "load_format": ("rule", "model.load_format"),
         "graph_sizes": ("rule", "a CPU runs eagerly"),
         "draft_attention_backend": ("rule", "the target is no draft"),
+        "step": ("rule", "the target is no draft"),
     }
     values = asdict(spec)
     trail = [
@@ -115,5 +116,5 @@ def _runners(
     ]
     if draft is None:
         return (spec,), trail
-    second, its_trail = draft_runner(draft, plan, memory.context_length, spec)
-    return (spec, second), [*trail, *its_trail]
+    others, their_trail = draft_runners(draft, plan, memory.context_length, spec)
+    return (spec, *others), [*trail, *their_trail]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 
-from srt.config.algorithms import ALGORITHMS, DRAFT_ARCHITECTURES, Algorithm
+from srt.config.algorithms import ALGORITHMS, LAYERS_KEY, Algorithm
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts, ModelFacts
@@ -32,7 +32,8 @@ Reasoned = tuple[str | None, str, str]  # value, source, reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPlan:
-    """What was decided about the draft, each with its source and reason."""
+    """What was decided about the draft, each with its source and reason. `num_layers`: how many of its
+    layers run, each in a runner of its own; 0: it is one runner. Sizes are of one runner."""
 
     facts: ModelFacts
     load_format: Reasoned
@@ -43,13 +44,15 @@ class DraftPlan:
     decode: Reasoned
     bytes_per_token: int
     weight_bytes: int
+    num_layers: int = 0
 
     def join(self, target: ModelPlan) -> ModelPlan:
-        """Both runners' appetite for the one memory: every KV token is held twice."""
+        """All runners' appetite for the one memory: every KV token is held by each."""
+        count = max(self.num_layers, 1)
         return replace(
             target,
-            bytes_per_token=target.bytes_per_token + self.bytes_per_token,
-            weight_bytes=target.weight_bytes + self.weight_bytes,
+            bytes_per_token=target.bytes_per_token + count * self.bytes_per_token,
+            weight_bytes=target.weight_bytes + count * self.weight_bytes,
         )
 
 
@@ -85,7 +88,8 @@ def decide_spec(
         assert draft is not None
         decide_block(args, algorithm, known, facts.model, draft, decisions)
     else:
-        _decide_shape(args, algorithm, known, decisions)
+        layers = draft.config.get(LAYERS_KEY) if draft is not None and known.has_layers else None
+        _decide_shape(args, algorithm, known, layers, decisions)
     if not known.has_planner:
         decisions.decide("speculative_dspark_planner", "static", "every guess is verified")
         decisions.decide("speculative_dspark_budget", 0, "nothing is planned")
@@ -105,7 +109,10 @@ def decide_spec(
         draft.path,
         f"comes with {facts.model.name}",
     )
-    return _plan_draft(args, facts.model, draft, plan, backends, decisions)
+    found = _plan_draft(args, facts.model, draft, plan, backends, decisions)
+    if known.has_layers:
+        return replace(found, num_layers=decisions.values["speculative_num_steps"])
+    return found
 
 
 def _find_draft(args: ServerArgs, algorithm: str, known: Algorithm, facts: Facts) -> ModelFacts:
@@ -113,10 +120,13 @@ def _find_draft(args: ServerArgs, algorithm: str, known: Algorithm, facts: Facts
         what = f"a draft made for this target ({', '.join(sorted(known.drafts or ()))})"
         if known.any_draft:
             what = "a smaller model with the target's vocabulary"
+        if known.has_layers:
+            given = args.speculative_draft_model or facts.model.name
+            what = f"a folder with MTP layers ({LAYERS_KEY}); {given} has none"
         raise ConfigError(
             f"--speculative-algorithm {algorithm} needs --speculative-draft-model: {what}"
         )
-    if known.drafts is not None and facts.draft.architecture not in known.drafts:
+    if known.drafts is not None and facts.draft.architecture not in known.drafts | known.likenesses:
         raise ConfigError(
             f"--speculative-draft-model {facts.draft.name} is a {facts.draft.architecture}; "
             f"{algorithm} guesses with {', '.join(sorted(known.drafts))}"
@@ -124,8 +134,10 @@ def _find_draft(args: ServerArgs, algorithm: str, known: Algorithm, facts: Facts
     return facts.draft
 
 
-def _decide_shape(args: ServerArgs, algorithm: str, known: Algorithm, decisions: Decisions) -> None:
-    """How many guesses, how deep, how wide."""
+def _decide_shape(
+    args: ServerArgs, algorithm: str, known: Algorithm, layers: int | None, decisions: Decisions
+) -> None:
+    """How many guesses, how deep, how wide. `layers`: that the draft has, if each is a step."""
     if not known.has_steps:
         decisions.choose(
             "speculative_num_draft_tokens",
@@ -149,12 +161,20 @@ def _decide_shape(args: ServerArgs, algorithm: str, known: Algorithm, decisions:
         "speculative_lookup", args.speculative_lookup, True, "a long match costs nothing"
     )
     asked = args.speculative_num_draft_tokens
+    usual, why = known.guesses, f"what {algorithm} does well with"
+    if layers is not None:
+        usual, why = layers, "one for each layer that the draft has"
     steps = decisions.choose(
         "speculative_num_steps",
         args.speculative_num_steps,
-        known.guesses if topk > 1 or asked is None else min(asked, known.guesses),
-        f"what {algorithm} does well with",
+        usual if topk > 1 or asked is None else min(asked, usual),
+        why,
     )
+    if layers is not None and steps > layers:
+        raise ConfigError(
+            f"--speculative-num-steps {steps} needs as many MTP layers, and the draft has {layers} "
+            f"({LAYERS_KEY}); allowed: 1 to {layers}"
+        )
     found = ALGORITHMS["ngram"].guesses if lookup else 0
     most = decisions.choose(
         "speculative_num_draft_tokens",
@@ -171,6 +191,11 @@ def _decide_shape(args: ServerArgs, algorithm: str, known: Algorithm, decisions:
         else "a tree is cut by its best tokens",
     )
     _check_shape(steps, topk, most)
+    if layers is not None and most != steps and not lookup:
+        raise ConfigError(
+            f"--speculative-num-draft-tokens {most} was given with {steps} MTP layers and without "
+            f"--speculative-lookup; allowed: {steps}, one token for each layer"
+        )
 
 
 def _check_shape(steps: int, topk: int, most: int) -> None:
@@ -221,7 +246,8 @@ def _plan_draft(
             f"{target.name} one of {target.vocab_size}; they must be the same"
         )
     width = draft.config.get("target_hidden_size", draft.hidden_size)
-    if draft.architecture in DRAFT_ARCHITECTURES and width != target.hidden_size:
+    known = ALGORITHMS[str(args.speculative_algorithm)]
+    if known.drafts is not None and width != target.hidden_size:
         raise ConfigError(
             f"the draft {draft.name} is made for a target of hidden size {width}, {target.name} has "
             f"{target.hidden_size}; they must be the same"
@@ -233,9 +259,10 @@ def _plan_draft(
             f"allowed: {found}, dummy"
         )
     words = {name: decisions.asked(f"speculative_draft_{name}") for name in DRAFT_ONLY}
-    load_format = _choose(
-        asked, words["load_format"], (str(found), "model", f"{draft.path} is {found}")
-    )
+    format_found: Reasoned = (str(found), "model", f"{draft.path} is {found}")
+    if draft.path == target.path and plan.load_format == "dummy":
+        format_found = ("dummy", "rule", "the target's, in whose folder it is")
+    load_format = _choose(asked, words["load_format"], format_found)
     kv_dtype = _choose(
         args.speculative_draft_kv_cache_dtype,
         words["kv_cache_dtype"],
@@ -261,7 +288,7 @@ def _plan_draft(
         facts=draft,
         load_format=load_format,
         kv_cache_dtype=kv_dtype,
-        quantization=_quantization(args, draft, plan, words["quantization"]),
+        quantization=_quantization(args, plan, words["quantization"]),
         backend=_choose(
             own, words["attention_backend"], (None, "rule", "it takes the target's pair")
         ),
@@ -272,13 +299,12 @@ def _plan_draft(
     )
 
 
-def _quantization(
-    args: ServerArgs, draft: ModelFacts, plan: ModelPlan, words: tuple[str, str]
-) -> Reasoned:
+def _quantization(args: ServerArgs, plan: ModelPlan, words: tuple[str, str]) -> Reasoned:
     asked = args.speculative_draft_quantization
     if asked is not None:
         return (None if asked == "none" else asked, *words)
-    if draft.architecture in DRAFT_ARCHITECTURES and plan.dtype == "bfloat16":
+    known = ALGORITHMS[str(args.speculative_algorithm)]
+    if known.drafts is not None and plan.dtype == "bfloat16":
         return "int8", "rule", "its bytes are its time, and a guess need not be exact"
     return None, "rule", "off: it would make guesses worse"
 
@@ -287,10 +313,25 @@ def _choose(asked: str | None, words: tuple[str, str], decided: Reasoned) -> Rea
     return decided if asked is None else (asked, *words)
 
 
-def draft_runner(
+def draft_runners(
     draft: DraftPlan, plan: ModelPlan, context_length: int, target: RunnerSpec
-) -> tuple[RunnerSpec, list[TrailEntry]]:
-    """The draft's spec, and an entry for each of its values."""
+) -> tuple[list[RunnerSpec], list[TrailEntry]]:
+    """The draft's specs, of which there are several if each of its layers has a runner, and an entry
+    for each of their values."""
+    specs, trail = [], []
+    for step in range(draft.num_layers) if draft.num_layers else (None,):
+        spec, reasoned = _draft_runner(draft, plan, context_length, target, step)
+        specs.append(spec)
+        trail += [
+            TrailEntry(field=f"{spec.label}.{name}", value=value, source=source, reason=reason)
+            for name, (value, source, reason) in reasoned.items()
+        ]
+    return specs, trail
+
+
+def _draft_runner(
+    draft: DraftPlan, plan: ModelPlan, context_length: int, target: RunnerSpec, step: int | None
+) -> tuple[RunnerSpec, dict[str, tuple[object, str, str]]]:
     reasoned: dict[str, tuple[object, str, str]] = {
         "role": ("draft", "rule", "the model that guesses"),
         "model_path": (draft.facts.path, "model", "where --speculative-draft-model was found"),
@@ -303,6 +344,7 @@ def draft_runner(
         "decode_attention_backend": draft.decode,
         "graph_sizes": ((), "rule", "a CPU runs eagerly"),
         "draft_attention_backend": draft.backend,
+        "step": (step, "rule", "the draft is one" if step is None else "a runner for each layer"),
     }
     spec = RunnerSpec(
         role="draft",
@@ -316,8 +358,6 @@ def draft_runner(
         decode_attention_backend=str(draft.decode[0]),
         graph_sizes=target.graph_sizes,
         draft_attention_backend=draft.backend[0],
+        step=step,
     )
-    return spec, [
-        TrailEntry(field=f"draft.{name}", value=value, source=source, reason=reason)
-        for name, (value, source, reason) in reasoned.items()
-    ]
+    return spec, reasoned

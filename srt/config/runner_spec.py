@@ -24,3 +24,9 @@ class RunnerSpec:
     decode_attention_backend: str
     graph_sizes: tuple[int, ...]  # batch sizes with a captured graph; () runs eagerly
     draft_attention_backend: str | None = None  # a draft's own, for both halves; None: as above
+    step: int | None = None  # which of the draft's layers, if each has a runner; None: all of it
+
+    @property
+    def label(self) -> str:
+        """What tells it from the other runners: target, draft, or draft-1 and on."""
+        return self.role if self.step is None else f"{self.role}-{self.step + 1}"

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from srt.config.algorithms import ALGORITHMS
 from srt.config.args import ServerArgs
 from srt.config.facts import Facts, ModelFacts
 from srt.config.probe import probe_machine, probe_model
+from srt.config.probe_layers import layer_facts
 from srt.config.resolve import Resolution, resolve
 from srt.config.trail import InputSource
 from srt.launch.boot import Boot, draw_identity
@@ -33,12 +35,13 @@ def probe(args: ServerArgs, cache_folder: str, progress: Progress = show_nothing
             return facts
         return replace(facts, generation_defaults={**known.generation_defaults})
 
+    model = facts_of(args.model)
     wish = args.speculative_draft_model or shipped_draft(args.model, args.speculative_algorithm)
-    return Facts(
-        machine=probe_machine(),
-        model=facts_of(args.model),
-        draft=None if wish is None else facts_of(wish),
-    )
+    draft = None if wish is None else facts_of(wish)
+    known = ALGORITHMS.get(args.speculative_algorithm or "none")
+    if known is not None and known.has_layers:
+        draft = layer_facts(draft or model)
+    return Facts(machine=probe_machine(), model=model, draft=draft)
 
 
 def prepare(

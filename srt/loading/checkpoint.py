@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,9 +34,11 @@ def open_checkpoint(
     *,
     dtype: torch.dtype,
     seed: int,
+    is_foreign: Callable[[str], bool] = lambda name: False,
 ) -> Checkpoint:
-    """`parameters` is what the model asks for; names that older exporters add to it are dropped. `dtype`
-    is what quantized values are decoded into. Raises ConfigError for a format that is not one."""
+    """`parameters` is what the model asks for; names that older exporters add to it are dropped, and
+    those that are other runners' (`is_foreign`). `dtype` is what quantized values are decoded into.
+    Raises ConfigError for a format that is not one."""
     if load_format == "dummy":
         return Checkpoint(tensors=dummy_tensors(parameters, seed))
     wanted = {
@@ -49,7 +51,7 @@ def open_checkpoint(
             rope_divisors=rope_divisors(file),
         )
     if load_format == "safetensors":
-        return Checkpoint(tensors=_without_leftovers(safetensors_tensors(path), wanted))
+        return Checkpoint(tensors=_without_leftovers(safetensors_tensors(path, is_foreign), wanted))
     raise ConfigError(
         f"load_format {load_format!r} holds no weights this runner can read; "
         "known: safetensors, gguf, dummy"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import orjson
@@ -14,9 +14,12 @@ from srt.errors import ConfigError
 INDEX = "model.safetensors.index.json"
 
 
-def safetensors_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of the folder, file by file, mapped rather than read. With an index, each tensor
-    comes from the shard the index names. Raises ConfigError naming the file at fault."""
+def safetensors_tensors(
+    folder: Path, is_foreign: Callable[[str], bool] = lambda name: False
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the folder but those that are foreign, file by file, mapped rather than read. With
+    an index, each tensor comes from the shard the index names. Raises ConfigError naming the file
+    at fault."""
     for path, names in _files(folder):
         try:
             with safe_open(path, framework="pt") as file:
@@ -25,7 +28,8 @@ def safetensors_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 if absent:
                     raise ConfigError(f"{path}: the index names {absent[0]!r}, the file lacks it")
                 for name in sorted(stored):
-                    yield name, file.get_tensor(name)
+                    if not is_foreign(name):
+                        yield name, file.get_tensor(name)
         except SafetensorError as error:
             raise ConfigError(f"{path}: not a readable safetensors file: {error}") from error
 

@@ -1,7 +1,8 @@
 """The decoder that the dense families share: grouped-query attention, gated MLP, one norm before each.
 
 Families differ in what fills it, their weight maps, and in numbers of `Arch`; a norm of q and k heads is
-there when the weight map has one. A family that computes anything else brings its own model.
+there when the weight map has one. A family that computes anything else brings its own model. Draft
+networks whose layers are such layers have the same stack of them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from srt.protocols.kv_pool import KVPool
 
 class DenseLayer:
     """One decoder layer. The norm that follows the MLP is the next layer's, applied with the sum.
-    `q_norm` and `k_norm` are there if the family has them."""
+    `q_norm` and `k_norm` are there if the family has them; a draft's first layer has no `input_norm`."""
 
     __slots__ = ("qkv", "q_norm", "k_norm", "out", "mlp", "input_norm", "mlp_norm", "window")
 
@@ -29,39 +30,40 @@ class DenseLayer:
         self.k_norm = weights.tensors.get(f"{name}.k_norm")
         self.out = weights.linears[f"{name}.out"]
         self.mlp = GatedMlp(weights, name, ops)
-        self.input_norm = weights.tensors[f"{name}.input_norm"]
+        self.input_norm = weights.tensors.get(f"{name}.input_norm")
         self.mlp_norm = weights.tensors[f"{name}.mlp_norm"]
         self.window = window
 
 
-class DenseDecoder:
-    """See `srt.models.blocks.CausalModel` for the contract."""
+class DenseStack:
+    """The layers one after the other, `layers.0` and on, and the norm behind them, if there is one."""
 
     def __init__(self, arch: Arch, weights: Weights, ops: Ops, cos_sin: torch.Tensor) -> None:
         self.arch = arch
         self.ops = ops
         self.cos_sin = cos_sin
         self.scale = arch.head_dim**-0.5
-        self.embedding = weights.tensors["embedding"]
-        self.head = weights.linears["head"]
-        self.final_norm = weights.tensors["norm"]
         self.layers = [
             DenseLayer(weights, f"layers.{index}", ops, arch.windows[index])
             for index in range(arch.num_layers)
         ]
+        norms = [layer.input_norm for layer in self.layers]
+        assert all(norm is not None for norm in norms[1:])
+        self.norms = [*norms, weights.tensors.get("norm")]  # each applied before the layer it leads
 
     def forward(
         self,
-        token_ids: torch.Tensor,
+        residual: torch.Tensor,
         batch: AttentionBatch,
         pool: KVPool,
         attention: AttentionBackend,
         keep: torch.Tensor | None,
         taps: Taps | None = None,
     ) -> torch.Tensor:
-        arch, ops, eps = self.arch, self.ops, self.arch.norm_eps
-        residual = F.embedding(token_ids, self.embedding)
-        x = ops.rms_norm(residual, self.layers[0].input_norm, eps)
+        """residual [T, H], what enters the first layer; the rest as in `CausalModel.forward`."""
+        arch, ops, eps, norms = self.arch, self.ops, self.arch.norm_eps, self.norms
+        first = norms[0]
+        x = residual if first is None else ops.rms_norm(residual, first, eps)
         last = arch.num_layers - 1
         early = last if taps is None or arch.num_layers not in taps.layers else -1
         for index, layer in enumerate(self.layers):
@@ -86,11 +88,35 @@ class DenseDecoder:
             if index == early and keep is not None:  # nothing below mixes tokens any more
                 x, residual = x[keep], residual[keep]
             x, residual = ops.add_rms_norm(layer.out(x), residual, layer.mlp_norm, eps)
-            following = self.final_norm if index == last else self.layers[index + 1].input_norm
-            x, residual = ops.add_rms_norm(layer.mlp(x), residual, following, eps)
+            following = norms[index + 1]
+            if following is None:
+                x = residual + layer.mlp(x)
+            else:
+                x, residual = ops.add_rms_norm(layer.mlp(x), residual, following, eps)
         if taps is not None:
             taps.take(arch.num_layers, x)
         return x if early == last or keep is None else x[keep]
+
+
+class DenseDecoder:
+    """See `srt.models.blocks.CausalModel` for the contract."""
+
+    def __init__(self, arch: Arch, weights: Weights, ops: Ops, cos_sin: torch.Tensor) -> None:
+        self.embedding = weights.tensors["embedding"]
+        self.head = weights.linears["head"]
+        self.stack = DenseStack(arch, weights, ops, cos_sin)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        batch: AttentionBatch,
+        pool: KVPool,
+        attention: AttentionBackend,
+        keep: torch.Tensor | None,
+        taps: Taps | None = None,
+    ) -> torch.Tensor:
+        embedded = F.embedding(token_ids, self.embedding)
+        return self.stack.forward(embedded, batch, pool, attention, keep, taps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -17,6 +17,8 @@ from kernels.ops import Ops
 from srt.errors import ConfigError
 from srt.layers.parameters import Parameter, Weights
 from srt.models.arch import Arch
+from srt.protocols.attention import AttentionBackend, AttentionBatch
+from srt.protocols.kv_pool import KVPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +62,57 @@ class DraftFamily(Protocol):
         ...
 
 
-def draft_family(algorithm: str | None) -> DraftFamily | None:
-    """The network that an algorithm guesses with; None: a whole model, or none at all."""
+@runtime_checkable
+class FeatureNetwork(Protocol):
+    """What guesses from the target's features and its own states after them. T tokens, K of them kept,
+    D tokens in the draft's vocabulary."""
+
+    taps: tuple[int, ...]
+    feature_size: int  # F, of all taps together
+    token_ids: torch.Tensor | None  # [D] int64, of the target; None: all, in order
+
+    @property
+    def fuse(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """[T, F] -> [T, H]: features as states."""
+        ...
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        states: torch.Tensor,
+        batch: AttentionBatch,
+        pool: KVPool,
+        attention: AttentionBackend,
+        keep: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """token_ids [T] int64 with their states [T, H]: fused features of the positions before, or what
+        a forward before this one returned. Writes K and V of all tokens; returns the new states of
+        those kept, [K, H]."""
+        ...
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[K, H] -> [K, D] float32."""
+        ...
+
+
+def as_they_are(features: torch.Tensor) -> torch.Tensor:
+    """The `fuse` of networks with one tap."""
+    return features
+
+
+def draft_family(algorithm: str | None, step: int | None = None) -> DraftFamily | None:
+    """The network that an algorithm guesses with; None: a whole model, or none at all. `step`: which
+    one, if it has one for each."""
     match algorithm:
+        case "eagle":
+            from srt.models.eagle import Eagle
+
+            return Eagle()
+        case "multi_layer":
+            from srt.models.mtp import Mtp
+
+            assert step is not None, "each layer has a runner of its own"
+            return Mtp(step)
         case "eagle3":
             from srt.models.eagle3 import Eagle3
 

@@ -44,7 +44,7 @@ def tap_layers(config: dict[str, Any], num_layers: int) -> tuple[int, ...]:
 
 
 class Eagle3Network:
-    """T tokens, K of them kept, D tokens in the draft's vocabulary."""
+    """A `srt.models.draft.FeatureNetwork`."""
 
     def __init__(
         self, source: DraftSource, weights: Weights, ops: Ops, cos_sin: torch.Tensor, lent: Lent
@@ -90,8 +90,6 @@ class Eagle3Network:
         attention: AttentionBackend,
         keep: torch.Tensor | None,
     ) -> torch.Tensor:
-        """token_ids [T] int64 with their states [T, H]: fused features, or what a forward before this
-        one returned. Writes K and V of all tokens; returns the new states of those kept, [K, H]."""
         arch, ops, eps = self.arch, self.ops, self.arch.norm_eps
         embedded = F.embedding(token_ids, self.embedding)
         x = torch.cat(
@@ -123,7 +121,6 @@ class Eagle3Network:
         return residual + self.mlp(x)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[K, H] -> [K, D] float32."""
         return self.head(self.ops.rms_norm(states, self.final_norm, self.arch.norm_eps))
 
 

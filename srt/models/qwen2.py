@@ -1,4 +1,7 @@
-"""Qwen2 and Qwen2.5, dense: like Llama, with biases on q, k and v, and windows on some layers."""
+"""Qwen2, Qwen2.5 and MiMo, dense: like Llama, with biases on q, k and v, and windows on some layers.
+
+What MiMo brings beyond that, its MTP layers, is a draft's: `srt.models.mtp`.
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ ARCHITECTURES = (
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    "MiMoForCausalLM",
 )
 
 
@@ -20,7 +21,7 @@ def model_family(architecture: str) -> Family:
             from srt.models.llama import Llama
 
             return Llama()
-        case "Qwen2ForCausalLM":
+        case "Qwen2ForCausalLM" | "MiMoForCausalLM":
             from srt.models.qwen2 import Qwen2
 
             return Qwen2()

@@ -40,12 +40,12 @@ logger = logging.getLogger(__name__)
 ShowPhase = Callable[[str, float | None], None]
 T = TypeVar("T")
 W = TypeVar("W", bound=Worker)
-Speculate = Callable[[TpModelWorker, ModelRunner | None], W]
+Speculate = Callable[[TpModelWorker, list[ModelRunner]], W]
 
 
-def plainly(target: TpModelWorker, draft: ModelRunner | None) -> TpModelWorker:
+def plainly(target: TpModelWorker, drafts: list[ModelRunner]) -> TpModelWorker:
     """No speculation."""
-    assert draft is None, "a draft was resolved and nobody uses it"
+    assert not drafts, "a draft was resolved and nobody uses it"
     return target
 
 
@@ -61,7 +61,7 @@ def build_worker(
     cache_folder: str, show: ShowPhase, speculate: Speculate[Worker] = plainly
 ) -> Worker:
     """Takes the context from published to sealed. `cache_folder` keeps the compiled kernels. `speculate`
-    makes the target's worker, and the draft's runner if one was resolved, a speculating worker. Raises
+    makes the target's worker, and the draft's runners if there are any, a speculating worker. Raises
     ConfigError for anything that was asked for and cannot be had."""
     context = get_context()
     context.start_loading()
@@ -104,14 +104,15 @@ def _build(
         use_mla_backend=False, is_draft_worker=runner.role == "draft"
     )
     runners = [runner]
-    if context.draft is not None:
-        show("draft", None)
+    for its in context.drafts:
+        show(its.label, None)
         runners.append(
             build_draft_tp_worker(
                 context.args,
                 runner,
                 ops=_draft_ops(context, ops),
                 load=lambda draft: on_thread(lambda: draft.load(show)),
+                step=its.step,
             )
         )
     if all(_is_all_native(each) for each in runners):
@@ -121,7 +122,10 @@ def _build(
     schedule = get_schedule()
     max_rows, page_size = schedule.max_running, schedule.page_size
     sizes = size_pools(
-        [PoolNeed(owner=f"{r.role} kv", bytes_per_token=r.kv_bytes_per_token) for r in runners],
+        [
+            PoolNeed(owner=f"{r.spec.label} kv", bytes_per_token=r.kv_bytes_per_token)
+            for r in runners
+        ],
         budget_bytes=round(get_memory().kv_memory_gb * 1e9),
         max_total_tokens=schedule.max_total_tokens,
         page_size=page_size,
@@ -143,12 +147,11 @@ def _build(
         page_size=page_size,
         max_rows=max_rows,
         end_token_ids=model.end_token_ids,
-        memory_bytes={f"{r.role} weights": r.weight_bytes for r in runners} | sizes.bytes,
+        memory_bytes={f"{r.spec.label} weights": r.weight_bytes for r in runners} | sizes.bytes,
     )
     sampler = on_thread(lambda: Sampler(max_rows, model.vocab_size, runner.device))
     target = TpModelWorker(runner, sampler, facts, thread)
-    draft = runners[1] if len(runners) > 1 else None
-    worker = on_thread(lambda: speculate(target, draft))
+    worker = on_thread(lambda: speculate(target, runners[1:]))
     show("warm-up", None)
     warm_up(worker, guesses=get_spec().speculative_num_draft_tokens > 0)
     for each in runners:
@@ -207,7 +210,7 @@ def _without_native(context: RuntimeContext, spec: RunnerSpec) -> RunnerSpec:
     """The spec with every native backend that nobody asked for replaced."""
 
     def other(half: str, backend: str) -> str:
-        asked = _was_asked(context, f"{spec.role}.{half}_attention_backend")
+        asked = _was_asked(context, f"{spec.label}.{half}_attention_backend")
         return backend if asked or backend != "native" else "sdpa"
 
     return replace(
@@ -227,13 +230,13 @@ def _log(runner: ModelRunner, sizes: PoolSizes) -> None:
     logger.info(
         "%s ready: %s, %s, kernels %s, attention %s (prefill) %s (decode), weights %.0f MB, "
         "KV %.0f MB in %d pages",
-        runner.role,
+        runner.spec.label,
         runner.arch.name,
         runner.spec.dtype,
         runner.ops.implementation,
         pair.prefill,
         pair.decode,
         runner.weight_bytes / 1e6,
-        sizes.bytes[f"{runner.role} kv"] / 1e6,
+        sizes.bytes[f"{runner.spec.label} kv"] / 1e6,
         sizes.num_pages - 1,
     )

@@ -28,18 +28,21 @@ def build_draft_tp_worker(
     ops: Ops,
     load: Callable[[ModelRunner], None] = ModelRunner.load,
     draft_attention_backend: str | None = None,
+    step: int | None = None,
 ) -> ModelRunner:
     """The loaded draft; pools and backends come later, together with the target's. `args` is the very
-    object that was published. `load` loads the weights, on whichever thread computes.
+    object that was published. `load` loads the weights, on whichever thread computes. `step`: which of
+    the draft's layers, if each has a runner.
 
     `draft_attention_backend` is the algorithm's own wish and goes before the user's. Raises ConfigError
     for a draft that cannot work beside this target.
     """
     context = get_context()
     assert args is context.args, "a draft is built from what was published, not from a variant"
-    spec, facts = context.draft, context.facts.draft
-    assert spec is not None and facts is not None, "no draft was resolved"
-    network = draft_family(get_spec().speculative_algorithm)
+    spec = next((each for each in context.drafts if each.step == step), None)
+    facts = context.facts.draft
+    assert spec is not None and facts is not None, "no such draft was resolved"
+    network = draft_family(get_spec().speculative_algorithm, step)
     runner = ModelRunner(
         spec,
         facts,

@@ -28,6 +28,7 @@ from srt.models.arch import read_arch
 from srt.models.blocks import CausalModel, Taps
 from srt.models.decoder import DenseDecoder
 from srt.models.draft import DraftFamily, DraftSource, Lent
+from srt.models.mtp import foreign_tensors
 from srt.models.registry import model_family
 from srt.protocols.attention import AttentionBackend
 from srt.protocols.forward_batch import ForwardBatch, Slice, TableWrite
@@ -138,6 +139,7 @@ class ModelRunner:
             parameters,
             dtype=self.dtype,
             seed=self.seed,
+            is_foreign=foreign_tensors(self.facts.config, self.spec.step),
         )
         weights = fill(
             parameters,
@@ -187,6 +189,7 @@ class ModelRunner:
             parameters,
             dtype=self.dtype,
             seed=self.seed,
+            is_foreign=foreign_tensors(self.facts.config, self.spec.step),
         )
         found = next(value for name, value in checkpoint.tensors if name == part.source)
         return found.to(device=self.device, dtype=self.dtype)[token_ids]

@@ -15,6 +15,7 @@ from srt.spec.dflash import DflashDrafter
 from srt.spec.dspark import DsparkDrafter
 from srt.spec.eagle import EagleDrafter
 from srt.spec.lookup import LookupFirst
+from srt.spec.multi_layer import MultiLayerDrafter
 from srt.spec.ngram import NgramDrafter
 from srt.spec.standalone import StandaloneDrafter
 from srt.spec.worker import SpeculativeWorker
@@ -22,25 +23,23 @@ from srt.spec.worker import SpeculativeWorker
 LONG_MATCH = 4  # tokens: a longer match is right more often than a small network
 MOST = 1 << 16  # no limit: a tree or a block is as large as the wish
 
-MakeDrafter = Callable[[TpModelWorker, ModelRunner | None], Drafter]
+MakeDrafter = Callable[[TpModelWorker, list[ModelRunner]], Drafter]
 
 
-def _ngram(target: TpModelWorker, draft: ModelRunner | None) -> NgramDrafter:
+def _ngram(target: TpModelWorker, drafts: list[ModelRunner]) -> NgramDrafter:
     return NgramDrafter()
 
 
-def _standalone(target: TpModelWorker, draft: ModelRunner | None) -> StandaloneDrafter:
-    assert draft is not None, "a standalone draft is resolved with its algorithm"
-    facts = target.facts
-    return StandaloneDrafter(draft, Sampler(facts.max_rows, facts.vocab_size, draft.device))
+def _standalone(target: TpModelWorker, drafts: list[ModelRunner]) -> StandaloneDrafter:
+    [draft] = drafts
+    return StandaloneDrafter(draft, _sampler(target, draft))
 
 
-def _eagle3(target: TpModelWorker, draft: ModelRunner | None) -> Drafter:
-    assert draft is not None, "a draft is resolved with its algorithm"
-    facts, spec = target.facts, get_spec()
+def _eagle(target: TpModelWorker, drafts: list[ModelRunner]) -> Drafter:
+    [draft], spec = drafts, get_spec()
     model = EagleDrafter(
         draft,
-        Sampler(facts.max_rows, facts.vocab_size, draft.device),
+        _sampler(target, draft),
         steps=spec.speculative_num_steps,
         topk=spec.speculative_eagle_topk,
         confidence=spec.speculative_confidence,
@@ -50,24 +49,33 @@ def _eagle3(target: TpModelWorker, draft: ModelRunner | None) -> Drafter:
     )
 
 
-def _dflash(target: TpModelWorker, draft: ModelRunner | None) -> Drafter:
-    assert draft is not None, "a draft is resolved with its algorithm"
-    facts = target.facts
-    sampler = Sampler(facts.max_rows, facts.vocab_size, draft.device)
-    return _look_up_first(DflashDrafter(draft, sampler), MOST)
+def _multi_layer(target: TpModelWorker, drafts: list[ModelRunner]) -> Drafter:
+    spec = get_spec()
+    assert len(drafts) == spec.speculative_num_steps, "a layer for each step"
+    sampler = _sampler(target, drafts[0])
+    model = MultiLayerDrafter(drafts, sampler, confidence=spec.speculative_confidence)
+    return _look_up_first(model, len(drafts))
 
 
-def _dspark(target: TpModelWorker, draft: ModelRunner | None) -> Drafter:
-    assert draft is not None, "a draft is resolved with its algorithm"
-    facts, spec = target.facts, get_spec()
+def _dflash(target: TpModelWorker, drafts: list[ModelRunner]) -> Drafter:
+    [draft] = drafts
+    return _look_up_first(DflashDrafter(draft, _sampler(target, draft)), MOST)
+
+
+def _dspark(target: TpModelWorker, drafts: list[ModelRunner]) -> Drafter:
+    [draft], spec = drafts, get_spec()
     model = DsparkDrafter(
         draft,
-        Sampler(facts.max_rows, facts.vocab_size, draft.device),
+        _sampler(target, draft),
         planner=spec.speculative_dspark_planner,
         threshold=spec.speculative_confidence,
         budget=spec.speculative_dspark_budget,
     )
     return _look_up_first(model, MOST)
+
+
+def _sampler(target: TpModelWorker, draft: ModelRunner) -> Sampler:
+    return Sampler(target.facts.max_rows, target.facts.vocab_size, draft.device)
 
 
 def _look_up_first(model: Drafter, most: int) -> Drafter:
@@ -81,17 +89,19 @@ ALGORITHMS: Mapping[str, MakeDrafter] = MappingProxyType(
     {
         "ngram": _ngram,
         "standalone": _standalone,
-        "eagle3": _eagle3,
+        "eagle": _eagle,
+        "eagle3": _eagle,
+        "multi_layer": _multi_layer,
         "dflash": _dflash,
         "dspark": _dspark,
     }
 )
 
 
-def speculate(target: TpModelWorker, draft: ModelRunner | None) -> Worker:
+def speculate(target: TpModelWorker, drafts: list[ModelRunner]) -> Worker:
     """The worker that the published algorithm asks for; the target's own if there is none. Runs on the
     thread that computes."""
     algorithm = get_spec().speculative_algorithm
     if algorithm is None:
         return target
-    return SpeculativeWorker(target, ALGORITHMS[algorithm](target, draft))
+    return SpeculativeWorker(target, ALGORITHMS[algorithm](target, drafts))

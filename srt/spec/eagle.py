@@ -1,4 +1,4 @@
-"""EAGLE-3: guesses of a small network that reads the target's features, and its own states after them.
+"""EAGLE: guesses of a small network that reads the target's features, and its own states after them.
 
     tokens        [ prompt and output ........................... last ]     last stands at `start`
     KV is right   [ 0 ............. valid )
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from srt.models.eagle3 import Eagle3Network
+from srt.models.draft import FeatureNetwork
 from srt.protocols.drafter import Guess, Outcome, Wish
 from srt.protocols.forward_batch import ForwardBatch, RowSetup, Slice, Window
 from srt.runner.model_runner import ModelRunner
@@ -44,13 +44,20 @@ class _Mind:
             self.pending.append(features)
             self.num_pending += len(features)
 
+    def take(self, count: int) -> torch.Tensor:
+        """The first `count` of them, which are pending no more."""
+        found = torch.cat(self.pending)
+        self.clear()
+        self.add(found[count:])
+        return found[:count]
+
     def clear(self) -> None:
         self.pending, self.num_pending = [], 0
 
 
 class EagleDrafter:
-    """`runner` holds an `Eagle3Network` and the target's page table; `sampler` is its own, with the
-    target's vocabulary.
+    """`runner` holds a `FeatureNetwork` and the target's page table; `sampler` is its own, with the
+    target's vocabulary. Which EAGLE it is, 1, 2 or 3, is the network's business.
 
     topk 1: chains of up to `steps` guesses, which end where the product of the draft's own
     probabilities falls below `confidence`. Otherwise trees of depth `steps`, of whose tokens the best
@@ -61,13 +68,13 @@ class EagleDrafter:
     has no keys of the draft, so guesses behind it are worse; answers are not.
     """
 
-    name = "eagle3"
+    name = "eagle"
 
     def __init__(
         self, runner: ModelRunner, sampler: Sampler, *, steps: int, topk: int, confidence: float
     ) -> None:
         network = runner.network
-        assert isinstance(network, Eagle3Network)
+        assert isinstance(network, FeatureNetwork)
         self.network = network
         self.taps = network.taps
         self.runner = runner
@@ -115,31 +122,31 @@ class EagleDrafter:
             assert outcome.features is not None
             mind.add(outcome.features)
         self._num_unasked += decodes
-        self._tidy([outcome.row for outcome in outcomes], MOST_PENDING)
+        self._tidy([outcome.row for outcome in outcomes], MOST_PENDING, leave=1)
 
-    def _tidy(self, rows: list[int], most: int) -> None:
+    def _tidy(self, rows: list[int], most: int, leave: int = 0) -> None:
         """No row may gather more than `most` features while guesses are asked for."""
         if self._num_unasked <= PATIENCE:
             long = [row for row in rows if self._minds[row].num_pending > most]
             if long:
-                self._catch_up(long)
+                self._catch_up(long, leave)
             return
         for row in rows:
             if self._minds[row].num_pending > MOST_PENDING:
                 self._minds[row].is_lost = True
                 self._minds[row].clear()
 
-    def _catch_up(self, rows: list[int]) -> torch.Tensor:
-        """Computes all that is pending. Returns the states of the rows' last tokens, [len(rows), H]."""
+    def _catch_up(self, rows: list[int], leave: int = 0) -> torch.Tensor:
+        """Computes what is pending, but for the last `leave` tokens: a proposal begins with one. Returns
+        the states of the last tokens computed, [len(rows), H]."""
         slices, features = [], []
         for number in rows:
             row, mind = self._rows[number], self._minds[number]
-            start, length = row.valid, mind.num_pending
+            start, length = row.valid, mind.num_pending - leave
             tokens = row.tokens[start : start + length]
             slices.append(Slice(row=number, start=start, length=length, tokens=tokens, sample=True))
-            features += mind.pending
+            features.append(mind.take(length))
             row.valid += length
-            mind.clear()
         return self._forward(slices, self.network.fuse(torch.cat(features)))
 
     def _propose_chains(self, wishes: list[Wish], states: torch.Tensor) -> list[Guess]:
@@ -181,9 +188,7 @@ class EagleDrafter:
         if ids is not None:
             full = logits.new_full((len(rows), self._vocab_size), -torch.inf)
             full[:, ids] = logits
-        sampled = self._rows.sampler.sample(full.clone(), rows)
-        chosen = full[range(len(rows)), sampled.tokens]
-        return sampled.tokens.tolist(), (chosen - mass).exp().tolist()
+        return self._rows.draw(rows, full, mass)
 
     def _propose_trees(self, wishes: list[Wish], states: torch.Tensor) -> list[Guess]:
         trees = [Tree(most=wish.most, topk=self._topk, steps=self._steps) for wish in wishes]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from srt.protocols.drafter import Outcome, Wish
 from srt.protocols.forward_batch import RowSetup
 from srt.sampling.sampler import Sampler
@@ -44,6 +46,15 @@ class Rows:
         for wish, row in zip(wishes, rows, strict=True):
             assert len(row.tokens) == wish.start + 1, "the drafter lost count of a row"
         return rows
+
+    def draw(
+        self, rows: list[int], logits: torch.Tensor, mass: torch.Tensor
+    ) -> tuple[list[int], list[float]]:
+        """logits [len(rows), V], and the logs of their sums of exponentials. A guess for each row,
+        drawn as the target will draw, and how likely the draft thinks it is."""
+        sampled = self.sampler.sample(logits.clone(), rows)
+        chosen = logits[range(len(rows)), sampled.tokens]
+        return sampled.tokens.tolist(), (chosen - mass).exp().tolist()
 
     def settle(self, outcome: Outcome) -> int:
         """The row's tokens and the sampler become what the target says. Returns how many of the guesses

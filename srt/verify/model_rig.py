@@ -30,10 +30,10 @@ class ModelRig:
         self._runners: list[ModelRunner] = []
         self._target: TpModelWorker | None = None
 
-        def keep(target: TpModelWorker, draft: ModelRunner | None) -> Worker:
+        def keep(target: TpModelWorker, drafts: list[ModelRunner]) -> Worker:
             self._target = target
-            self._runners = [target.runner] if draft is None else [target.runner, draft]
-            return speculate(target, draft)
+            self._runners = [target.runner, *drafts]
+            return speculate(target, drafts)
 
         build_worker(cache_folder, show, keep)
 
@@ -88,8 +88,7 @@ class ModelRig:
         worker = TpModelWorker(runner, sampler, facts, target.thread)
         if algorithm is None:
             return worker
-        draft = self._runners[1] if len(self._runners) > 1 else None
-        return SpeculativeWorker(worker, ALGORITHMS[algorithm](worker, draft))
+        return SpeculativeWorker(worker, ALGORITHMS[algorithm](worker, self._runners[1:]))
 
     def close(self) -> None:
         self.target.close()

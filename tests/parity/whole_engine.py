@@ -14,7 +14,10 @@ import torch
 from kernels.native_build import Library
 from kernels.ops import select
 from srt.config.facts import ModelFacts
+from srt.models.draft import DraftFamily
+from srt.models.eagle import Eagle
 from srt.models.eagle3 import Eagle3
+from srt.models.mtp import Mtp
 from srt.protocols.drafter import Drafter
 from srt.protocols.forward_batch import RowSetup
 from srt.protocols.grammar import Grammars
@@ -25,6 +28,7 @@ from srt.sampling.sampler import Sampled, Sampler
 from srt.scheduler.budget import Settings
 from srt.spec.eagle import EagleDrafter
 from srt.spec.lookup import LookupFirst
+from srt.spec.multi_layer import MultiLayerDrafter
 from srt.spec.ngram import NgramDrafter
 from srt.spec.standalone import StandaloneDrafter
 from srt.spec.worker import SpeculativeWorker
@@ -55,10 +59,11 @@ class Setting:
     decode: str = "sdpa"
     dtype: str = "float32"
     num_threads: int = 1
-    drafter: str | None = None  # ngram, self: the target itself, random: another model, eagle3
+    # ngram, self: the target itself, random: another model, eagle, eagle3, multi_layer
+    drafter: str | None = None
     draft_tokens: int = 4
-    topk: int = 1  # branches of eagle3's trees
-    lookup: bool = False  # before eagle3
+    topk: int = 1  # branches of trees
+    lookup: bool = False  # before one that reads features
 
 
 class Dictated(Sampler):
@@ -135,8 +140,11 @@ class Engine(Driver):
         sampler: Sampler | None = None,
         grammars: Grammars | None = None,
         answers: list[list[int]] | None = None,
+        draft: ModelFacts | None = None,
     ) -> None:
+        """`draft`: a stored one for eagle or multi_layer; None: random weights."""
         self._answers = answers
+        self._stored = draft
         self.num_evicted = 0
         self._sampler = sampler or Sampler(MAX_ROWS, facts.vocab_size)
         self._thread = ThreadPoolExecutor(
@@ -201,11 +209,18 @@ class Engine(Driver):
         if setting.drafter == "ngram":
             return SpeculativeWorker(target, NgramDrafter())
         if setting.drafter == "eagle3":
-            drafter: Drafter = self._eagle3(runner, facts, setting)
-            if setting.lookup:
-                drafter = LookupFirst(NgramDrafter(shortest=3), drafter, 3)
-            return SpeculativeWorker(target, drafter)
+            return self._guessing(target, self._eagle3(runner, facts, setting), setting)
+        if setting.drafter == "eagle":
+            return self._guessing(target, self._eagle(runner, facts, setting), setting)
+        if setting.drafter == "multi_layer":
+            return self._guessing(target, self._multi_layer(runner, facts, setting), setting)
         return SpeculativeWorker(target, self._draft(runner, facts, setting))
+
+    @staticmethod
+    def _guessing(target: TpModelWorker, drafter: Drafter, setting: Setting) -> SpeculativeWorker:
+        if setting.lookup:
+            drafter = LookupFirst(NgramDrafter(shortest=3), drafter, 3)
+        return SpeculativeWorker(target, drafter)
 
     def _eagle3(self, target: ModelRunner, facts: ModelFacts, setting: Setting) -> EagleDrafter:
         """A network of random weights, or with `answers` one that is right wherever they are known."""
@@ -215,13 +230,54 @@ class Engine(Driver):
             "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
         }
         facts = replace(facts, architecture="LlamaForCausalLMEagle3", num_layers=1, config=config)
+        runner = self._network(Eagle3(), target, facts, setting)
+        sampler = Sampler(MAX_ROWS, facts.vocab_size)
+        steps = setting.draft_tokens if setting.topk == 1 else 3
+        shape = {"steps": steps, "topk": setting.topk}
+        if self._answers is None:
+            return EagleDrafter(runner, sampler, confidence=0.0, **shape)
+        return Knowing(runner, sampler, self._answers, **shape)
+
+    def _eagle(self, target: ModelRunner, facts: ModelFacts, setting: Setting) -> EagleDrafter:
+        """With random weights of two layers, so that there is more than one plane of KV."""
+        its = self._stored or replace(facts, num_layers=2)
+        return EagleDrafter(
+            self._network(Eagle(), target, its, setting),
+            Sampler(MAX_ROWS, facts.vocab_size),
+            steps=setting.draft_tokens if setting.topk == 1 else 3,
+            topk=setting.topk,
+            confidence=0.0,
+        )
+
+    def _multi_layer(
+        self, target: ModelRunner, facts: ModelFacts, setting: Setting
+    ) -> MultiLayerDrafter:
+        its = self._stored or replace(facts, num_layers=1)
+        return MultiLayerDrafter(
+            [
+                self._network(Mtp(step), target, its, setting, step)
+                for step in range(setting.draft_tokens)
+            ],
+            Sampler(MAX_ROWS, facts.vocab_size),
+            confidence=0.0,
+        )
+
+    def _network(
+        self,
+        family: DraftFamily,
+        target: ModelRunner,
+        facts: ModelFacts,
+        setting: Setting,
+        step: int | None = None,
+    ) -> ModelRunner:
+        load_format = facts.format if self._stored else "dummy"
         runner = ModelRunner(
-            make_spec(facts, role="draft", load_format="dummy"),
+            make_spec(facts, role="draft", load_format=load_format, step=step),
             facts,
             ops=select("torch"),
             device=torch.device("cpu"),
             seed=6,
-            network=Eagle3(),
+            network=family,
             lent=target.lend(),
         )
         runner.load()
@@ -232,12 +288,7 @@ class Engine(Driver):
             table=target.table,
         )
         runner.init_backends()
-        sampler = Sampler(MAX_ROWS, facts.vocab_size)
-        steps = setting.draft_tokens if setting.topk == 1 else 3
-        shape = {"steps": steps, "topk": setting.topk}
-        if self._answers is None:
-            return EagleDrafter(runner, sampler, confidence=0.0, **shape)
-        return Knowing(runner, sampler, self._answers, **shape)
+        return runner
 
     def _draft(self, target: ModelRunner, facts: ModelFacts, setting: Setting) -> StandaloneDrafter:
         """The target itself guesses all right; a model of other weights hardly ever."""
@@ -271,10 +322,11 @@ def engine(
     sampler: Sampler | None = None,
     grammars: Grammars | None = None,
     answers: list[list[int]] | None = None,
+    draft: ModelFacts | None = None,
 ) -> Iterator[Engine]:
     """Closed behind you, and torch's threads are as many as before."""
     threads = torch.get_num_threads()
-    made = Engine(facts, setting, library, sampler, grammars, answers)
+    made = Engine(facts, setting, library, sampler, grammars, answers, draft)
     try:
         yield made
     finally:

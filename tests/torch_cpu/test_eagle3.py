@@ -154,8 +154,8 @@ class Watch(EagleDrafter):
 
     last: torch.Tensor
 
-    def _catch_up(self, rows: list[int]) -> torch.Tensor:
-        self.last = super()._catch_up(rows)
+    def _catch_up(self, rows: list[int], leave: int = 0) -> torch.Tensor:
+        self.last = super()._catch_up(rows, leave)
         return self.last
 
 
@@ -269,6 +269,22 @@ def test_a_drafter_that_nobody_asks_computes_nothing(
         drafter.absorb([Outcome(row=1, tokens=[3], features=features[10:11])])
     assert len(old.tokens) == (3 if num == 100 else 0) and len(new.tokens) == 3
     assert drafter._minds[0].num_pending == 0
+
+
+def test_a_row_may_be_wished_for_right_after_it_was_computed(
+    target: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("srt.spec.eagle.MOST_PENDING", 3)
+    drafter = drafter_of(draft_runner(target, tmp_path, stored(target.facts)))
+    features = features_of(target, 30)
+    begin(drafter, 0, PROMPT, [1, 2])
+    with torch.inference_mode():
+        drafter.prefill([chunk(0, 0, PROMPT)], [features[:10]])
+        for place in range(4):
+            drafter.absorb([Outcome(row=0, tokens=[7], features=features[9 + place][None])])
+        assert drafter._rows[0].valid == 13  # all but the last token
+        [guess] = drafter.propose([Wish(row=0, start=13, most=2)])
+    assert len(guess.tokens) == 2
 
 
 def test_a_tree_holds_the_chain_and_stays_in_its_room(target: ModelRunner, tmp_path: Path) -> None:

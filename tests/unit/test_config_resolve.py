@@ -58,7 +58,14 @@ def test_every_field_has_a_leaf_and_every_leaf_a_field() -> None:
     assert fields - leaves == only_typed
     assert leaves - fields == {
         ("runner", name)
-        for name in ("role", "model_path", "graph_sizes", "load_format", "draft_attention_backend")
+        for name in (
+            "role",
+            "model_path",
+            "graph_sizes",
+            "load_format",
+            "draft_attention_backend",
+            "step",
+        )  # fmt: skip
     }
     assert all(leaf.help for leaf in leaf_table().values())
 
@@ -92,7 +99,7 @@ def test_nothing_is_left_open() -> None:
     off = {name for name, value in flat.items() if value is None}
     assert off == {
         "quantization", "chat_template", "speculative_algorithm", "speculative_draft_model",
-        "draft_attention_backend", "zmq_front", "api_key", "admin_key", "journal", "max_itl_ms",
+        "draft_attention_backend", "step", "zmq_front", "api_key", "admin_key", "journal", "max_itl_ms",
     }  # fmt: skip
 
 
