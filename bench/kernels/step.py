@@ -80,6 +80,7 @@ def cases() -> Iterator[tuple[str, dict[str, Callable[[], object]]]]:
         "decode 1 x 125": (1, 125, 1),
         "decode 8 x 125": (8, 125, 1),
         "decode 32 x 125": (32, 125, 1),
+        "verify 5 after 200": (1, 200, 5),
         "prefill 512": (1, 0, 512),
     }.items():
         yield case, {name: partial(step.run, *shape) for name, step in steps.items()}
