@@ -6,7 +6,8 @@
  * depend on how its row was cut into slices, nor on the rest of the batch.
  *
  * A slice with a base is no chain but, say, a tree: its tokens see the keys before the base, and those
- * from there on that their bits name. */
+ * from there on that their bits name. Each is a task of its own whose keys are put in a row, so it gives
+ * bit for bit what it would give at the end of a chain. */
 #include "native.h"
 
 #include <math.h>
@@ -21,29 +22,35 @@ typedef struct {
     int64_t page_size, heads, kv_heads, dim, window;
     float scale; /* times log2 e: the softmax is taken in powers of two */
     int64_t head, token, start, count; /* kv head; first token, its place in the row, number of tokens */
-    int64_t first, end;                /* the keys that any of its tokens may see */
-    int64_t base;                      /* -1: causal */
-    const int64_t *bits, *positions;   /* with a base, for the tokens; no positions: no window */
+    int64_t end;                       /* past the last key that any of its tokens sees */
+    int64_t base, reach;               /* -1: causal; else the first key it sees of those before the base */
+    uint64_t bits;
 } Task;
 
-INLINE int64_t slot_of(const Task *t, int64_t position) {
-    return (int64_t)t->pages[position / t->page_size] * t->page_size + position % t->page_size;
+/* Where key `place` of a task lies in the row: past the base only the named ones count. */
+INLINE int64_t key_at(const Task *t, int64_t place) {
+    if (t->base < 0 || place < t->base) return place;
+    uint64_t bits = t->bits;
+    for (int64_t i = t->base; i < place; i++) bits &= bits - 1;
+    return t->base + __builtin_ctzll(bits);
 }
 
-/* The first key that token i sees, but for those that its bits name. */
+INLINE int64_t slot_of(const Task *t, int64_t place) {
+    int64_t at = key_at(t, place);
+    return (int64_t)t->pages[at / t->page_size] * t->page_size + at % t->page_size;
+}
+
+/* The first key that token i sees. */
 INLINE int64_t first_visible(const Task *t, int64_t i) {
-    if (t->base < 0) return max64(0, t->start + i - t->window + 1);
-    return t->positions ? max64(0, t->positions[i] - t->window + 1) : 0;
+    return t->base < 0 ? max64(0, t->start + i - t->window + 1) : t->reach;
 }
 
 /* Bit s: token i sees the key at first + s; 64 keys. */
 INLINE uint64_t see_block(const Task *t, int64_t i, int64_t first) {
-    int64_t low = first_visible(t, i) - first, high = (t->base < 0 ? t->start + i + 1 : t->base) - first;
+    int64_t low = first_visible(t, i) - first, high = t->start + i + 1 - first;
     uint64_t visible = high >= BLOCK ? ~0ull : high <= 0 ? 0 : (1ull << high) - 1;
     if (low > 0) visible = low >= BLOCK ? 0 : visible & (~0ull << low);
-    if (t->base < 0) return visible;
-    uint64_t bits = (uint64_t)t->bits[i];
-    return visible | (high >= BLOCK || high <= -BLOCK ? 0 : high >= 0 ? bits << high : bits >> -high);
+    return visible;
 }
 
 /* Plain C, any head size: one row at a time, key by key. */
@@ -55,8 +62,8 @@ static void attend_plain(const Task *t) {
             float sums[t->dim], peak = -INFINITY, total = 0;
             uint64_t visible = 0;
             memset(sums, 0, sizeof sums);
-            for (int64_t s = t->first; s < t->end; s++) {
-                if (s == t->first || s % BLOCK == 0) visible = see_block(t, i, s / BLOCK * BLOCK);
+            for (int64_t first = first_visible(t, 0), s = first; s < t->end; s++) {
+                if (s == first || s % BLOCK == 0) visible = see_block(t, i, s / BLOCK * BLOCK);
                 if (!(visible >> s % BLOCK & 1)) continue;
                 int64_t kv = slot_of(t, s) * kv_width + t->head * t->dim;
                 float score = 0;
@@ -109,11 +116,13 @@ INLINE void transpose16(__m512i r[16]) {
 /* Where the up to 64 keys from `first` lie, in values from the plane's start; past `end`: -1. */
 INLINE void find_block(const Task *t, int64_t first, int64_t end, int64_t at[BLOCK]) {
     int64_t kv_width = t->kv_heads * t->dim, count = min64(BLOCK, end - first), s = 0;
+    int64_t chain = t->base < 0 ? count : min64(count, max64(0, t->base - first));
     int64_t page = first / t->page_size, offset = first % t->page_size;
-    for (; s < count; page++, offset = 0) {
-        int64_t slot = t->pages[page] * t->page_size + offset, stop = min64(count, s + t->page_size - offset);
+    for (; s < chain; page++, offset = 0) {
+        int64_t slot = t->pages[page] * t->page_size + offset, stop = min64(chain, s + t->page_size - offset);
         for (; s < stop; s++, slot++) at[s] = slot * kv_width + t->head * t->dim;
     }
+    for (; s < count; s++) at[s] = slot_of(t, first + s) * kv_width + t->head * t->dim;
     for (; s < BLOCK; s++) at[s] = -1;
 }
 
@@ -219,7 +228,7 @@ INLINE float soften(float *scores, bf16 *weights, float scale, uint64_t visible,
 }
 
 /* Where the first block lies that `t` reads. */
-INLINE int64_t first_block(const Task *t) { return t->first / BLOCK * BLOCK; }
+INLINE int64_t first_block(const Task *t) { return first_visible(t, 0) / BLOCK * BLOCK; }
 
 /* Head sizes that are multiples of 16. `next` is the task that this thread is likely to do next. */
 static void attend_blocked(const Task *t, const Task *next) {
@@ -309,32 +318,31 @@ void paged_attention(Pool *pool, const bf16 *q, const bf16 *k_plane, const bf16 
                      const int64_t *positions, int64_t heads, int64_t kv_heads, int64_t dim, bf16 *out) {
     int64_t threads = pool_threads(pool);
     int64_t run = max64(1, TASK_ROWS / (heads / kv_heads)), tasks = 0, tokens = 0;
-    for (int64_t i = 0; i < slices; i++) tasks += (lengths[i] + run - 1) / run * kv_heads;
+    for (int64_t i = 0; i < slices; i++)
+        tasks += (bases && bases[i] >= 0 ? lengths[i] : (lengths[i] + run - 1) / run) * kv_heads;
     if (!tasks) return;
     Task *list = malloc(tasks * sizeof(Task));
     if (!list) abort();
     int64_t n = 0;
-    for (int64_t i = 0; i < slices; tokens += lengths[i++])
-        for (int64_t at = 0; at < lengths[i]; at += run) {
-            int64_t token = tokens + at, start = starts[i] + at, count = min64(run, lengths[i] - at);
+    for (int64_t i = 0; i < slices; tokens += lengths[i++]) {
+        int64_t base = bases ? bases[i] : -1, together = base < 0 ? run : 1;
+        for (int64_t at = 0; at < lengths[i]; at += together) {
+            int64_t token = tokens + at, start = starts[i] + at, count = min64(together, lengths[i] - at);
             Task task = {q, k_plane, v_plane, out, page_table + rows[i] * table_stride, page_size, heads,
                          kv_heads, dim, window, scale * 1.44269504f, 0, token, start, count,
-                         0, start + count, -1, 0, 0};
-            if (bases && bases[i] >= 0) {
-                task.end = starts[i] + lengths[i]; /* any of its tokens may be named by any */
-                task.base = bases[i];
-                task.bits = bits + token;
-                task.positions = positions ? positions + token : 0;
+                         start + count, base, 0, 0};
+            if (base >= 0) {
+                task.bits = (uint64_t)bits[token];
+                task.end = base + __builtin_popcountll(task.bits);
+                task.start = task.end - 1;
+                if (positions) task.reach = min64(base, max64(0, positions[token] - window + 1));
             }
-            task.first = first_visible(&task, 0);
-            if (task.base >= 0) /* in no order; and what is named may lie before all of that */
-                for (int64_t t = 0; t < count; t++)
-                    task.first = min64(min64(task.first, task.base), first_visible(&task, t));
             for (int64_t head = 0; head < kv_heads; head++) {
                 task.head = head;
                 list[n++] = task;
             }
         }
+    }
     /* Heads of one token run lie side by side in memory: few threads should share them. */
     int64_t share = tasks / (8 * threads) / kv_heads * kv_heads;
     if (share == 0) share = tasks >= 4 * threads * kv_heads ? kv_heads : 1;

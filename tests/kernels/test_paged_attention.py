@@ -142,6 +142,30 @@ def test_a_tree_beside_others_is_as_alone_and_in_any_order(library_for):
 
 
 @pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize(("dim", "page_size"), [(64, 16), (64, 1), (24, 4)])
+def test_a_branch_is_a_chain_to_the_bit(window, dim, page_size, library_for):
+    """What a node of a tree gives is what it gives as the last of a chain of what it sees."""
+    library = library_for("native")
+    base, size = 61, 12  # the branch crosses a border of the kernel's blocks
+    case = Case([base], [size], page_size, 9, 3, dim)
+    case.name([base])
+    tree = case.run("native", library, window)
+    row, q, k, v = int(case.rows[0]), case.q, case.k.clone(), case.v.clone()
+    bits, case.named = case.named[1].tolist(), (None, None, None)
+    places = torch.arange(base + size)
+    slots = case.table[row].long()[places // page_size] * page_size + places % page_size
+    for node in range(size):
+        seen = [base + j for j in range(size) if bits[node] >> j & 1]
+        chain = slots[base : base + len(seen)]
+        case.k, case.v = k.clone(), v.clone()
+        case.k[chain], case.v[chain] = k[slots[seen]], v[slots[seen]]
+        case.q = q[node : node + 1]
+        case.starts = torch.tensor([base + len(seen) - 1], dtype=I32)
+        case.lengths = torch.tensor([1], dtype=I32)
+        assert torch.equal(case.run("native", library, window)[0], tree[node])
+
+
+@pytest.mark.parametrize("window", [None, 50])
 def test_cutting_a_row_into_slices_changes_no_bit(window, library_for):
     """Whole prefill = chunked prefill = decoding token by token, alone or beside other rows."""
     library = library_for("native")
