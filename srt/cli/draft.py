@@ -50,7 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     train.add_argument("--work", type=Path, help="corpus and checkpoint; default: OUT.work")
     train.add_argument("--reuse-corpus", action="store_true", help="train on the text in --work")
-    train.add_argument("--resume", action="store_true", help="go on from the checkpoint in --work")
+    train.add_argument(
+        "--start-from",
+        type=Path,
+        help="weights to go on with: a checkpoint of --work, or a draft's",
+    )
     train.add_argument("--learning-rate", type=float, default=3e-3)
     train.add_argument("--decay-from", type=float, default=0.4, help="share of time at full rate")
     train.add_argument("--steps", type=int, default=5, help="guesses in a row that are trained")
@@ -96,8 +100,6 @@ def check(options: argparse.Namespace) -> None:
     for name in ("minutes", "steps", "width", "learning_rate", "max_draft_vocab"):
         if vars(options)[name] <= 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be over 0")
-    if options.resume and not options.reuse_corpus:
-        raise ConfigError("--resume goes on with the same text: give --reuse-corpus too")
 
 
 def choose_device(wish: str | None) -> torch.device:
@@ -130,7 +132,7 @@ def make_settings(options: argparse.Namespace, facts: ModelFacts, has_gpu: bool)
         write_seconds=writing,
         train_seconds=seconds - writing,
         reuse_corpus=options.reuse_corpus,
-        resume=options.resume,
+        start_from=options.start_from,
         rows=options.rows or (2048 if has_gpu else 16),
         width=min(options.width, facts.context_length // 4),
         intermediate_size=options.intermediate_size,
@@ -140,7 +142,7 @@ def make_settings(options: argparse.Namespace, facts: ModelFacts, has_gpu: bool)
         command=f"tandem {' '.join(sys.argv[1:])}",
         train=TrainSettings(
             steps=options.steps,
-            batch_tokens=options.batch_tokens or (24576 if has_gpu else 2048),
+            batch_tokens=options.batch_tokens or (40960 if has_gpu else 2048),
             learning_rate=options.learning_rate,
             decay_from=min(options.decay_from, 0.95),
             seed=options.seed,

@@ -214,10 +214,74 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+# How a user's words may begin; the target goes on from there, and the whole is a prompt of that kind.
+OPENINGS: dict[str, tuple[str, ...]] = {
+    "chat": (
+        "What is", "What are", "How do I", "How can I", "Why do", "Why is", "Can you explain", "I",
+        "I'm", "My", "What's the best way to", "Could you", "Please", "Give me", "Is it", "Should I",
+        "Tell me about", "How does", "When", "Where", "Who", "Which", "Do you", "Explain", "Describe",
+        "Suggest", "Recommend", "List", "Hi", "Hello", "I need", "I want to", "Help me", "What would",
+        "How long", "How much", "What should I", "Write an email", "Write a letter", "Compare",
+    ),
+    "code": (
+        "Write a Python function that", "Write a Python function to", "Write a Python program",
+        "Write a function that", "Write a function called", "Write a JavaScript function", "Fix this",
+        "What does this code do?\n\n```python\n", "Explain this code:\n\n```", "Write a SQL query",
+        "How do I", "Write a class", "Write a C program", "Write a Java method", "Write a bash script",
+        "Find the bug in this code:\n\n```python\ndef", "Convert this code", "Write a regex",
+        "Write an HTML page", "Implement", "Given a list of", "Given a string", "In Python, how",
+        "Add comments to this function:\n\n```python\ndef", "def", "Write a unit test", "Create a",
+    ),
+    "maths": (
+        "If", "A", "A train", "What is", "Calculate", "Solve", "Solve for x:", "How many", "Find the",
+        "The sum of", "A rectangle", "A shop", "Sarah has", "Tom has", "There are", "Simplify",
+        "What is the value of", "Convert", "A car travels", "The price of", "Explain why", "Prove",
+        "What percentage", "How long does it take", "A box contains", "What is the probability",
+    ),
+    "summary": (
+        "Summarize the following text", "Summarize this article", "Summarize the following paragraph",
+        "Summarize this", "Give a brief summary", "Write a summary", "In one sentence, summarize",
+        "What are the main points", "Summarise the following passage in two sentences.\n\n",
+        "Summarize the text below in one sentence:\n\nThe", "TL;DR:", "Condense", "Shorten this text",
+    ),
+    "translation": (
+        "Translate the following sentence into French:", "Translate to Spanish:",
+        "Translate the following text to", "Translate \"", "How do you say", "Translate this sentence",
+        "Please translate", "Translate from English to", "What is the French word for", "Translate",
+        "What does the Spanish", "Give me the Italian translation of", "Translate into French: \"The",
+        "Translate this paragraph to Spanish.\n\n", "Translate the following to Italian: I",
+    ),
+    "json": (
+        "Write a JSON", "Create a JSON object", "Generate a JSON", "Convert the following to JSON",
+        "Return a JSON object with", "Give me a JSON array of", "Output JSON", "Extract the following",
+        "Extract the name", "Produce a JSON", "Provide a JSON example", "Turn this into JSON:",
+        "Describe a", "Respond only with JSON", "Make a JSON list of", "Design a JSON schema",
+    ),
+    "story": (
+        "Write a story about", "Write a short story", "Tell me a story", "Once upon a time",
+        "Write a tale", "Create a story", "Write a funny story", "Continue this story", "Write a poem",
+        "Write the opening of", "Write a dialogue", "Imagine", "Write a scene", "Write a fable",
+        "Write a children's story", "Write a mystery", "Write a letter from a character", "In a",
+    ),
+    "quotes": (
+        "Read the following passage", "Read the text and", "Here is a text:\n\n", "Text:", "Passage:",
+        "Based on the following text", "According to the passage", "Quote the sentence", "Context:",
+        "Answer the question using the text below.\n\n", "Use the following article", "Document:",
+        "Repeat the following", "Copy", "The following is an excerpt", "From the text below, quote",
+    ),
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Drawn:
     kind: str
     text: str
+
+
+def draw_opening(rng: random.Random) -> Drawn:
+    """The first words of a prompt, for the target to go on with."""
+    kind = rng.choice(KINDS)
+    return Drawn(kind, rng.choice(OPENINGS[kind]))
 
 
 def draw_passage_prompt(rng: random.Random) -> str:

@@ -46,14 +46,11 @@ def make_batch(corpus: Corpus, rows: list[int]) -> Batch:
     device = corpus.tokens.device
     length = _round_up(max(corpus.lengths[row] for row in rows))
     starts = torch.tensor([corpus.starts[row] for row in rows])[:, None]
-    ends = starts + torch.tensor([corpus.lengths[row] for row in rows])[:, None] - 1
-    index = torch.minimum(starts + torch.arange(length), ends)  # padding repeats the last token
-    places = torch.cat(
-        [
-            torch.arange(corpus.prompt_lengths[row] - 1, corpus.lengths[row] - 1) + i * length
-            for i, row in enumerate(rows)
-        ]
-    )
+    lengths = torch.tensor([corpus.lengths[row] for row in rows])[:, None]
+    prompts = torch.tensor([corpus.prompt_lengths[row] for row in rows])[:, None]
+    place = torch.arange(length)
+    index = starts + torch.minimum(place, lengths - 1)  # padding repeats the last token
+    places = ((place >= prompts - 1) & (place < lengths - 1)).flatten().nonzero()[:, 0]
     tokens = corpus.tokens[_move(index, device)].long()
     return Batch(rows, tokens, _move(places, device))
 

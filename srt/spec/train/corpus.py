@@ -15,14 +15,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from srt.errors import ConfigError
-from srt.spec.train.bank import PromptBank, draw_passage_prompt
+from srt.spec.train.bank import Drawn, PromptBank, draw_opening, draw_passage_prompt
 from srt.spec.train.overlap import HeldOut
 from srt.spec.train.writing import Wish, Writer, Written
 
-INVENTED = "invented"  # the label of prompts that the target thought of
+INVENTED = "invented"  # the label of prompts that the target thought of, without a lead
+PASSAGE = "passage"
 HELD_BACK_EVERY = 64  # one greedy answer of so many is measured instead of learned
 HELD_BACK_MOST = 768
-PASSAGES_MOST = 20000
 
 Show = Callable[[str], None]
 
@@ -103,7 +103,7 @@ class Corpus:
 
 
 class Author:
-    """Makes a corpus with a writer. `deadline(share)` etc. are of time.monotonic."""
+    """Makes a corpus with a writer. Every `until` is a time of time.monotonic."""
 
     def __init__(
         self, codec: TextCodec, frames: list[Frame], held_out: HeldOut, rng: random.Random,
@@ -118,26 +118,50 @@ class Author:
         self._seen: set[str] = set()
         self.refused = 0  # prompts that overlap with what is held out
 
-    def invent(self, writer: Writer, until: float) -> list[str]:
-        """Prompts by the target itself: it goes on where a user would write."""
-        opening = self._codec.encode(self._frames[0].opening, False)
+    def invent(self, writer: Writer, until: float) -> list[Drawn]:
+        """Prompts by the target itself: it writes where a user would, half of them from words that lead
+        to one of the kinds."""
+        opening = self._frames[0].opening
+        free = self._codec.encode(opening, False)
 
         def wishes() -> Iterator[Wish]:
             while True:
-                yield Wish(opening, self._rng.choice((0.8, 1.0, 1.0, 1.2)), 160, INVENTED)
+                heat = self._rng.choice((0.8, 1.0, 1.0, 1.1))
+                if self._rng.random() < 0.5:
+                    yield Wish(free, heat, 200, INVENTED)
+                    continue
+                begun = draw_opening(self._rng)
+                yield Wish(self._codec.encode(opening + begun.text, False), heat, 200, begun.kind)
 
-        return [text for text in self._texts(writer, wishes(), until) if self._is_welcome(text)]
+        found = []
+        for written in writer.write(wishes(), until):
+            text = self._codec.decode(written.tokens[len(free) :], True).strip()
+            is_whole = len(written.answer) < written.wish.most
+            if is_whole and self._is_welcome(text):
+                found.append(Drawn(written.wish.label, text))
+        return found
 
-    def passages(self, writer: Writer, until: float) -> list[str]:
+    def passages(
+        self, writer: Writer, invented: list[Drawn], until: float
+    ) -> tuple[list[str], list[Sequence]]:
+        """Texts to ask about: answers to prompts that want one, and to whatever was invented. They are
+        learned from too."""
+
         def wishes() -> Iterator[Wish]:
-            for _ in range(PASSAGES_MOST):
+            while True:
                 text = draw_passage_prompt(self._rng)
-                yield Wish(self._prompt(text), self._rng.choice((0.6, 0.8, 1.0)), 224)
+                if invented and self._rng.random() < 0.6:
+                    text = self._rng.choice(invented).text
+                yield Wish(self._prompt(text), self._rng.choice((0.6, 0.8, 1.0)), 224, PASSAGE)
 
-        return list(self._texts(writer, wishes(), until))
+        texts, sequences = [], []
+        for written in writer.write(wishes(), until):
+            texts.append(self._codec.decode(written.answer, True).strip())
+            sequences.append(as_sequence(written))
+        return [text for text in texts if len(text) > 200], sequences
 
     def answers(
-        self, writer: Writer, bank: PromptBank, invented: list[str], until: float, most: int
+        self, writer: Writer, bank: PromptBank, invented: list[Drawn], until: float, most: int
     ) -> tuple[list[Sequence], list[Sequence]]:
         """(to learn from, held back): the held-back ones are greedy answers to prompts of their own."""
         learn: list[Sequence] = []
@@ -157,30 +181,23 @@ class Author:
                 self._show(f"written: {len(learn)} answers, {tokens / 1e6:.2f} M tokens")
         return learn, held_back
 
-    def _questions(self, bank: PromptBank, invented: list[str], most: int) -> Iterator[Wish]:
-        """Endless: half of them greedy answers to the bank's prompts, a third to invented ones."""
-        ideas = iter(invented)
+    def _questions(self, bank: PromptBank, invented: list[Drawn], most: int) -> Iterator[Wish]:
+        """Endless: two thirds are what was invented, each once; greedy answers are the larger half."""
+        ideas = iter(self._rng.sample(invented, len(invented)))
         while True:
-            idea = next(ideas, None) if self._rng.random() < 0.4 else None
-            if idea is not None:
-                label, text = INVENTED, idea
-            else:
+            drawn = next(ideas, None) if self._rng.random() < 0.67 else None
+            if drawn is None:
                 drawn = bank.draw(self._rng)
-                label, text = drawn.kind, drawn.text
-                if not self._is_welcome(text):
+                if not self._is_welcome(drawn.text):
                     continue
-            heat = self._rng.choice((0.3, 0.6, 0.8, 1.0)) if self._rng.random() < 0.25 else 0.0
-            length = self._rng.choice((most // 3, most // 2, most // 2, most))
-            yield Wish(self._prompt(text), heat, length, label)
+            heat = self._rng.choice((0.5, 0.8, 1.0)) if self._rng.random() < 0.35 else 0.0
+            length = self._rng.choice((most // 4, most // 3, most // 2, most))
+            yield Wish(self._prompt(drawn.text), heat, length, drawn.kind)
 
     def _prompt(self, text: str) -> list[int]:
         is_default = self._rng.random() < 0.8
         frame = self._frames[0] if is_default else self._rng.choice(self._frames)
         return self._codec.encode(f"{frame.opening}{text}{frame.closing}", False)
-
-    def _texts(self, writer: Writer, wishes: Iterable[Wish], until: float) -> Iterator[str]:
-        for found in writer.write(wishes, until):
-            yield self._codec.decode(found.answer, True).strip()
 
     def _is_welcome(self, text: str) -> bool:
         """New, of some length, and not held out."""

@@ -16,6 +16,7 @@ from srt.spec.train.hot import HotMap
 from srt.spec.train.network import DraftNetwork
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
+REPORT_FILE = "report.json"
 READ_BYTES = 1 << 22
 
 
@@ -66,8 +67,10 @@ def write_draft(
 ) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        for name, content in (("config.json", config), ("report.json", report)):
+        path = folder / "model.safetensors"
+        save_file(tensors, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # safetensors leaves it to its owner alone
+        for name, content in (("config.json", config), (REPORT_FILE, report)):
             (folder / name).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise ConfigError(f"--out {folder} cannot be written: {error}") from error

@@ -26,7 +26,7 @@ class TrainSettings:
     time after which the rate falls linearly to nothing."""
 
     steps: int = 5
-    batch_tokens: int = 24576
+    batch_tokens: int = 40960
     learning_rate: float = 3e-3
     weight_decay: float = 0.01
     hard_share: float = 0.5

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from srt.spec.train.target import rotate
+from srt.spec.train.target import rotate, silu_mul
 
 AttendSteps = Callable[[torch.Tensor, list[torch.Tensor], list[torch.Tensor], float], torch.Tensor]
 
@@ -91,7 +91,7 @@ class GatedMlp(nn.Module):
         self.down_proj = Matrix(inner, size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+        return self.down_proj(silu_mul(self.gate_proj(x), self.up_proj(x)))  # type: ignore[no-any-return]
 
 
 class MidLayer(nn.Module):

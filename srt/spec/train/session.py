@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from dataclasses import asdict, dataclass, field
@@ -24,7 +25,7 @@ from srt.spec.train.corpus import (
     as_sequence,
     count_labels,
 )
-from srt.spec.train.export import draft_config, draft_tensors, write_draft
+from srt.spec.train.export import REPORT_FILE, draft_config, draft_tensors, write_draft
 from srt.spec.train.hot import HotMap, choose_hot
 from srt.spec.train.loop import Progress, Trainer, TrainSettings
 from srt.spec.train.network import DraftNetwork, DraftShape
@@ -47,15 +48,15 @@ class HeldOutPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`work` keeps the corpus and the checkpoint: a later call with the same folder and `reuse` goes on
-    with them. Times in seconds. `rows`: answers written at once, each with room for `width` tokens."""
+    """`work` keeps the corpus and the checkpoint, for a later call that reuses or starts from
+    them. Times in seconds. `rows`: answers written at once, each with room for `width` tokens."""
 
     out: Path
     work: Path
     write_seconds: float
     train_seconds: float
     reuse_corpus: bool = False
-    resume: bool = False
+    start_from: Path | None = None
     rows: int = 2048
     width: int = 512
     intermediate_size: int | None = None
@@ -78,6 +79,8 @@ class Session:
         self._frames = frames
         self._held_out = held_out
         self._device = device
+        if device.type == "cuda":  # cuDNN plans anew for every shape, and ours vary
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self._rng = random.Random(settings.train.seed)
         torch.manual_seed(settings.train.seed)
         self._target = load_target(
@@ -130,23 +133,26 @@ class Session:
         return corpus, held_back
 
     def _write(self) -> tuple[list[Sequence], list[Sequence]]:
-        """A tenth of the time for prompts, a tenth for passages, a tenth for long answers."""
-        settings, began = self.settings, time.monotonic()
+        """Prompts, passages, answers, and at last some long answers."""
+        settings = self.settings
+        held_out = HeldOut(prompt.text for prompt in self._held_out)
+        author = Author(self._codec, self._frames, held_out, self._rng, self.show)
+        writer = self._writer(settings.rows, settings.width)
+        for _ in writer.write([Wish([1, 1, 1], 0.0, 4)]):  # compiles what is compiled
+            began = time.monotonic()
 
         def until(share: float) -> float:
             return began + share * settings.write_seconds
 
-        held_out = HeldOut(prompt.text for prompt in self._held_out)
-        author = Author(self._codec, self._frames, held_out, self._rng, self.show)
-        writer = self._writer(settings.rows, settings.width)
-        invented = author.invent(writer, until(0.1))
-        passages = author.passages(writer, until(0.2))
+        invented = author.invent(writer, until(0.15))
+        passages, learn = author.passages(writer, invented, until(0.25))
         self.show(f"written: {len(invented)} prompts, {len(passages)} passages")
-        if not any(text.strip() for text in passages):
+        if not passages:
             raise ConfigError("no passage was finished in the time given; allow more --minutes")
         bank = PromptBank(passages)
         width = settings.width
-        learn, kept = author.answers(writer, bank, invented, until(0.9), width * 3 // 4)
+        more, kept = author.answers(writer, bank, invented, until(0.92), width * 5 // 8)
+        learn += more
         del writer
         long = self._writer(max(1, settings.rows // 4), 2 * width)
         for part, more in zip(
@@ -189,13 +195,21 @@ class Session:
         )
         network = DraftNetwork(shape).to(self._device)
         network.start_from(self._target.final_norm)
-        if self.settings.resume:
-            path = self.settings.work / CHECKPOINT_FILE
-            try:
-                network.load_state_dict(load_file(path, device=str(self._device)))
-            except (OSError, RuntimeError) as error:
-                raise ConfigError(f"--resume: {path} does not fit: {error}") from error
+        if self.settings.start_from is not None:
+            self._load(network, self.settings.start_from)
         return network
+
+    def _load(self, network: DraftNetwork, path: Path) -> None:
+        """A checkpoint, or the weights of a finished draft, whose report is then kept in this one's."""
+        try:
+            tensors = load_file(path, device=str(self._device))
+            tensors.pop("d2t", None)
+            network.load_state_dict(tensors)
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(f"--start-from: {path} does not fit: {error}") from error
+        report = path.with_name(REPORT_FILE)
+        if report.is_file():
+            self._report["started_from"] = json.loads(report.read_text())
 
     def _train(self, trainer: Trainer, corpus: Corpus, held_back: Corpus) -> None:
         """Saves a checkpoint before the learning rate begins to fall, so that a later call can go on

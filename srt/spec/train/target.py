@@ -20,6 +20,7 @@ from srt.loading.checkpoint import open_checkpoint
 from srt.loading.fill import fill
 from srt.models.arch import Arch, read_arch
 from srt.models.registry import model_family
+from srt.spec.train.fuse import fuse
 
 
 class PlainLinear:
@@ -56,12 +57,18 @@ class Pass:
     features: torch.Tensor | None
 
 
+@fuse
 def rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     """x [B, heads, T, D]; cos_sin [T, D] or [B, 1, T, D], cosines then sines: channel i turns with
     i + D/2."""
     cos, sin = cos_sin.to(x.dtype).chunk(2, dim=-1)
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+
+@fuse
+def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.silu(gate) * up
 
 
 class DenseTarget:
@@ -129,7 +136,7 @@ class DenseTarget:
         x = x + linears[f"{name}.out"](mixed.reshape(rows, length, -1))
         normed = F.rms_norm(x, size, tensors[f"{name}.mlp_norm"], eps)
         gate, up = linears[f"{name}.gate_up"](normed).chunk(2, dim=-1)
-        return x + linears[f"{name}.down"](F.silu(gate) * up)
+        return x + linears[f"{name}.down"](silu_mul(gate, up))
 
 
 class Causal:

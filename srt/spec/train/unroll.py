@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from srt.spec.train.fuse import fuse
 from srt.spec.train.network import AttendSteps, DraftNetwork
 
 STEP_DECAY = 0.8  # of the loss from one guess to the next: later guesses are needed less often
@@ -97,6 +98,29 @@ def score(
     return Scores(loss, torch.stack(right))
 
 
+@fuse
+def _entropies(
+    logits: torch.Tensor, shares: torch.Tensor, best: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Soft and hard cross-entropy, and the log-sum-exp."""
+    wide = logits.float()
+    total = wide.logsumexp(dim=-1)
+    chosen = logits.gather(1, best[:, None])[:, 0].float()
+    return total - (wide * shares).sum(dim=-1), total - chosen, total
+
+
+@fuse
+def _slopes(
+    logits: torch.Tensor, shares: torch.Tensor, best: torch.Tensor, total: torch.Tensor,
+    soft: torch.Tensor, hard: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """The gradient for the logits, given those for the two entropies."""
+    places = torch.arange(logits.shape[1], device=logits.device)
+    is_best = (places == best[:, None]).float()
+    slope = (logits.float() - total[:, None]).exp() * (soft + hard)[:, None]
+    return (slope - shares * soft[:, None] - is_best * hard[:, None]).to(logits.dtype)
+
+
 class _CrossEntropy(torch.autograd.Function):
     """Soft and hard cross-entropy of the same logits [n, V], each [n] float32. Keeps the logits in their
     own type and takes the softmax again in the backward: a large V costs memory once, not five times."""
@@ -105,20 +129,13 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(  # type: ignore[no-untyped-def]
         context, logits: torch.Tensor, shares: torch.Tensor, best: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        wide = logits.float()
-        total = wide.logsumexp(dim=-1)
+        soft, hard, total = _entropies(logits, shares, best)
         context.save_for_backward(logits, shares, best, total)
-        hard = total - wide.gather(1, best[:, None])[:, 0]
-        return total - (wide * shares).sum(dim=-1), hard
+        return soft, hard
 
     @staticmethod
     def backward(context, *gradients: torch.Tensor):  # type: ignore[no-untyped-def]
-        logits, shares, best, total = context.saved_tensors
-        soft, hard = gradients
-        slope = (logits - total[:, None]).exp_() * (soft + hard)[:, None]
-        slope -= shares * soft[:, None]
-        slope.scatter_add_(1, best[:, None], -hard[:, None].to(slope.dtype))
-        return slope.to(logits.dtype), None, None
+        return _slopes(*context.saved_tensors, *gradients), None, None
 
 
 @torch.inference_mode()

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 import torch
-import torch.nn.functional as F
 
+from srt.spec.train.fuse import fuse
 from srt.spec.train.target import Causal, DenseTarget
 
 STEPS_PER_ROUND = 24  # between two looks at who is done
@@ -160,7 +160,8 @@ class Writer:
             return self._attend(layer, q, k, v, masks[self._target.arch.windows[layer]])
 
         found = self._target.forward(last, attend, positions=place)
-        drawn = self._draw(self._target.head(found.hidden[:, 0]))
+        logits = self._target.head(found.hidden[:, 0])
+        drawn = draw(logits, self._temperature, math.log(self._min_share))
         following = torch.where(self._done, self._place, self._place + 1)
         token = torch.where(self._done, last[:, 0], drawn)
         self._tokens.scatter_(1, following[:, None], token[:, None])
@@ -177,25 +178,28 @@ class Writer:
         values[self._rows_index, :, self._place] = v[:, :, 0]
         rows, heads, _, size = q.shape
         grouped = q.view(rows, keys.shape[1], heads // keys.shape[1], size)
-        mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+        mixed = masked_softmax(grouped @ keys.mT, mask, size**-0.5) @ values
         return mixed.reshape(rows, heads, 1, size)
 
     def _mask(self, window: int | None) -> torch.Tensor:
-        """[rows, 1, heads of a group, width], to be added: each row's tokens up to its last."""
-        arch = self._target.arch
+        """[rows, 1, 1, width], to be added: each row's tokens up to its last."""
         back = self._place[:, None] - self._columns
         hidden = back < 0 if window is None else (back < 0) | (back >= window)
-        mask = torch.zeros(back.shape, dtype=self._keys.dtype, device=back.device)
-        mask.masked_fill_(hidden, -torch.inf)
-        group = arch.num_heads // arch.num_kv_heads
-        return mask[:, None, None].expand(-1, -1, group, -1)
+        mask = torch.zeros(back.shape, dtype=torch.float32, device=back.device)
+        return mask.masked_fill_(hidden, -torch.inf)[:, None, None]
 
-    def _draw(self, logits: torch.Tensor) -> torch.Tensor:
-        """Greedy, or by Gumbel's trick: the arg max of logits / temperature plus noise is a draw."""
-        heat = self._temperature.clamp(min=1e-3)[:, None]
-        scaled = logits.float() / heat
-        best = scaled.max(dim=-1, keepdim=True)
-        floor = best.values + math.log(self._min_share)
-        noise = -torch.empty_like(scaled).exponential_().log()
-        drawn = torch.where(scaled >= floor, scaled + noise, -torch.inf).argmax(dim=-1)
-        return torch.where(self._temperature > 0, drawn, best.indices[:, 0])
+
+@fuse
+def masked_softmax(scores: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    return (scores.float() * scale + mask).softmax(dim=-1).to(scores.dtype)
+
+
+@fuse
+def draw(logits: torch.Tensor, temperature: torch.Tensor, floor: float) -> torch.Tensor:
+    """logits [rows, V], temperature [rows] -> tokens [rows]: greedy at 0, else by Gumbel's trick: the
+    arg max of logits / temperature plus noise is a draw. `floor`: the writer's, as a logarithm."""
+    scaled = logits.float() / temperature.clamp(min=1e-3)[:, None]
+    best = scaled.amax(dim=-1, keepdim=True)
+    noise = -torch.log(-torch.log(torch.rand_like(scaled).clamp(min=1e-20, max=1 - 1e-7)))
+    noise = torch.where(temperature[:, None] > 0, noise, 0.0)
+    return torch.where(scaled >= best + floor, scaled + noise, -torch.inf).argmax(dim=-1)
