@@ -71,7 +71,8 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
     grammars = ThreadedGrammars(
         lambda: load_tokens(load_codec(model, *paths), model.vocab_size, model.end_token_ids)
     )
-    worker = build_worker(boot, show)
+    watch = PhaseWatch(show)
+    worker = build_worker(boot, watch.show)
     settings = scheduler_settings()
     journal = get_observability().journal
     scheduler = build_scheduler(
@@ -83,7 +84,32 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
         None if journal is None else Path(journal),
         grammars,
     )
+    scheduler.note_start(watch.end())
     return SchedulerPart(scheduler, worker, grammars)
+
+
+class PhaseWatch:
+    """Passes phases on to whoever shows them, and knows how long each took."""
+
+    def __init__(self, show: ShowPhase) -> None:
+        self._show = show
+        self._seconds: dict[str, float] = {}
+        self._phase: str | None = None
+        self._began = time.monotonic()
+
+    def show(self, phase: str, fraction: float | None) -> None:
+        if phase != self._phase:
+            self.end()
+            self._phase = phase
+        self._show(phase, fraction)
+
+    def end(self) -> dict[str, float]:
+        """Seconds by phase, up to now."""
+        now = time.monotonic()
+        if self._phase is not None:
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._began
+        self._phase, self._began = None, now
+        return dict(self._seconds)
 
 
 def scheduler_settings() -> Settings:

@@ -73,4 +73,7 @@ ROWS: tuple[Row, ...] = (
     _counter("host_seconds_total", "time the scheduler spent, by stage", "stage"),
     _counter("steps_total", "steps launched"),
     _gauge("memory_bytes", "memory, by use", "use"),
+    _gauge("startup_seconds", "time that each phase of the scheduler's start took", "phase"),
+    _histogram("grammar_compile_seconds", "arrival of a request to its compiled grammar"),
+    _counter("grammar_refused_total", "grammars that could not be compiled within their limits"),
 )

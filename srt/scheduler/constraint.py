@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from srt.errors import InvalidRequest, TandemError
+from srt.metrics.registry import Registry
 from srt.protocols.grammar import Grammars
 from srt.scheduler.finish import Finisher
 from srt.scheduler.request import Request, Roster, State
@@ -13,8 +14,11 @@ PATIENCE = 0.005  # seconds an otherwise idle turn waits for a grammar, so that 
 class Constraint:
     """Keeps `Request.allowed` true to the request's tokens. `grammars` None: this engine has none."""
 
-    def __init__(self, *, grammars: Grammars | None, roster: Roster, finisher: Finisher) -> None:
+    def __init__(
+        self, *, grammars: Grammars | None, roster: Roster, finisher: Finisher, metrics: Registry
+    ) -> None:
         self._grammars = grammars
+        self._metrics = metrics
         self._roster = roster
         self._finisher = finisher
         self._waiting: dict[int, Request] = {}  # opened, not ready; some may have ended meanwhile
@@ -41,7 +45,9 @@ class Constraint:
         is_idle = len(self._waiting) == len(self._roster.live)
         for opened in self._grammars.ready(PATIENCE if is_idle else 0.0):
             request = self._waiting.pop(opened.uid)
+            self._metrics.observe("grammar_compile_seconds", now - request.arrived)
             if opened.error is not None:
+                self._metrics.add("grammar_refused_total")
                 self._finisher.finish(request, "error", now, error=opened.error)
             else:
                 request.allowed = opened.mask

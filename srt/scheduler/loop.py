@@ -77,7 +77,9 @@ class Scheduler:
             outbox=self._outbox, metrics=metrics, grammars=grammars,
         )  # fmt: skip
         self._finisher = finisher
-        constraint = Constraint(grammars=grammars, roster=roster, finisher=finisher)
+        constraint = Constraint(
+            grammars=grammars, roster=roster, finisher=finisher, metrics=metrics
+        )
         self._constraint = constraint
         self._inbox = Inbox(
             facts=facts, roster=roster, queue=queue, store=store, shares=shares,
@@ -267,6 +269,11 @@ class Scheduler:
             self._registry.add("host_seconds_total", max(record.stages.get(stage, 0.0), 0.0), stage)
         for phase, seconds in record.phases.items():
             self._registry.observe("step_seconds", seconds, phase)
+
+    def note_start(self, phases: dict[str, float]) -> None:
+        """How long each phase of the start took, seconds."""
+        for phase, seconds in phases.items():
+            self._registry.put("startup_seconds", seconds, phase)
 
     def stats(self) -> dict[str, Any]:
         """A snapshot of all metrics, gauges set to this moment. See `Registry.snapshot`."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scheduler_fakes import Box, HashWorker, prompt, work
 
+from srt.launch.parts import PhaseWatch
 from srt.metrics.registry import Registry
 from srt.metrics.table import ROWS, SECONDS
 from srt.runner.script import Script, ScriptedWorker, load_script
@@ -23,6 +25,7 @@ generation_tokens_total requests_finished_total requests_rejected_total aborted_
 retractions_total retracted_tokens_total draft_verifications_total draft_tokens_total
 draft_accepted_total audit_failures_total ttft_seconds itl_seconds itl_broken_total e2e_seconds
 queue_seconds prefill_seconds decode_seconds step_seconds host_seconds_total steps_total memory_bytes
+startup_seconds grammar_compile_seconds grammar_refused_total
 """.split()
 
 
@@ -206,3 +209,15 @@ def test_scripts_are_checked(tmp_path: Path) -> None:
     path.write_text(json.dumps({"end_token_ids": [0], "script": [256]}))
     with pytest.raises(ValueError, match="256"):
         load_script(tmp_path)
+
+
+def test_a_watch_knows_how_long_each_phase_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 11.0, 14.0, 14.5])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    shown: list[tuple[str, float | None]] = []
+    watch = PhaseWatch(lambda phase, fraction: shown.append((phase, fraction)))
+    watch.show("weights", None)
+    watch.show("weights", 0.5)
+    watch.show("warm-up", None)
+    assert watch.end() == {"weights": 3.0, "warm-up": 0.5}
+    assert shown == [("weights", None), ("weights", 0.5), ("warm-up", None)]
