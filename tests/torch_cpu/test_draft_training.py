@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kernels.ops import select
 from srt.config.facts import ModelFacts
 from srt.loading.dummy import dummy_tensors
 from srt.models.arch import read_arch
+from srt.models.eagle3 import Eagle3
 from srt.models.registry import model_family
+from srt.protocols.drafter import Outcome, Wish
+from srt.protocols.forward_batch import RowSetup, Slice, TableWrite
+from srt.runner.model_runner import ModelRunner
+from srt.sampling.sampler import Sampler
+from srt.spec.eagle import EagleDrafter
 from srt.spec.train.acceptance import Acceptance
 from srt.spec.train.attention import attend_flash, attend_plain
 from srt.spec.train.bank import KINDS, TEMPLATES, PromptBank, draw_passage_prompt
@@ -25,9 +33,11 @@ from srt.spec.train.loop import Trainer, TrainSettings
 from srt.spec.train.network import DraftNetwork, DraftShape
 from srt.spec.train.overlap import HeldOut
 from srt.spec.train.target import Causal, DenseTarget, load_target
-from srt.spec.train.unroll import unroll
-from srt.spec.train.writing import Wish, Writer
-from tests.tiny_models import TINY, Driver, make_runner, read_facts
+from srt.spec.train.unroll import guess_right, unroll
+from srt.spec.train.writing import Wish as Ask
+from srt.spec.train.writing import Writer
+from srt.wire.params import SamplingParams
+from tests.tiny_models import TINY, Driver, make_runner, make_spec, read_facts
 
 CPU = torch.device("cpu")
 
@@ -126,7 +136,7 @@ def test_a_refilled_batch_writes_what_greedy_decoding_writes(target: DenseTarget
     first = greedy(target, prompts[0], 12, [])
     stops = [first[len(prompts[0]) + 4]]  # so that some rows end early
     writer = Writer(target, rows=3, width=40, stops=stops)
-    wishes = [Wish(prompt, 0.0, 3 + i, str(i)) for i, prompt in enumerate(prompts)]
+    wishes = [Ask(prompt, 0.0, 3 + i, str(i)) for i, prompt in enumerate(prompts)]
     found = {each.wish.label: each.tokens for each in writer.write(wishes)}
     expected = {
         str(i): greedy(target, prompt, min(3 + i, 40 - len(prompt)), stops)
@@ -136,7 +146,7 @@ def test_a_refilled_batch_writes_what_greedy_decoding_writes(target: DenseTarget
 
 
 def test_drawn_tokens_follow_the_temperature(target: DenseTarget) -> None:
-    wishes = [Wish([5, 6, 7], 1.0, 1) for _ in range(3000)]
+    wishes = [Ask([5, 6, 7], 1.0, 1) for _ in range(3000)]
     writer = Writer(target, rows=3000, width=8, stops=[], min_share=0.2)
     counts = torch.zeros(97)
     for each in writer.write(wishes):
@@ -217,10 +227,63 @@ def chain(
     return found
 
 
+def test_the_engine_runs_what_was_exported(
+    llama: tuple[ModelFacts, DenseTarget], tmp_path: Path
+) -> None:
+    """The guesses of the engine's drafter are those that training counts."""
+    facts, target = llama
+    torch.manual_seed(4)
+    network = DraftNetwork(make_shape(target))
+    hot = HotMap([3, 5, 8, *range(20, 60)], 1.0)
+    taps = (0, 2, 5)
+    frozen = Trainer(target, network, hot.tokens, taps, TrainSettings()).frozen
+    config = draft_config(facts, network, hot, taps)
+    write_draft(tmp_path / "draft", draft_tensors(network, hot, torch.float32), config, {})
+    served = make_runner(facts)
+    draft = replace(
+        facts,
+        path=str(tmp_path / "draft"),
+        architecture=config["architectures"][0],
+        num_layers=1,
+        config=config,
+    )
+    runner = ModelRunner(
+        make_spec(draft, role="draft"), draft, ops=select("torch"), device=CPU, seed=0,
+        network=Eagle3(), lent=served.lend(),
+    )  # fmt: skip
+    runner.load()
+    runner.allocate(num_pages=served.pool.num_pages, page_size=16, max_rows=4, table=served.table)
+    runner.init_backends()
+    drafter = EagleDrafter(runner, Sampler(4, 97), steps=4, topk=1, confidence=0.0)
+
+    tokens = torch.randint(3, 97, (14,), generator=torch.Generator().manual_seed(8)).tolist()
+    features = target.forward(torch.tensor([tokens]), Causal(target.arch.windows), taps).features
+    assert features is not None
+    last = len(tokens) - 1
+    runner.write_table([TableWrite(row=1, first=0, pages=[4, 2])])
+    params = SamplingParams(temperature=0.0)
+    prompt = tokens[:last]
+    drafter.open([RowSetup(row=1, params=params, tokens=prompt, prompt_len=last, stop_ids=[])])
+    with torch.inference_mode():
+        whole = Slice(row=1, start=0, length=last, tokens=prompt, sample=False)
+        drafter.prefill([whole], [features[0, :last]])
+        drafter.absorb(
+            [Outcome(row=1, tokens=tokens[last:], features=features[0, last - 1 : last])]
+        )
+        [guess] = drafter.propose([Wish(row=1, start=last, most=4)])
+
+    for step, token in enumerate(guess.tokens):  # a chain is right if each guess is what comes next
+        row = torch.tensor([[*tokens, *guess.tokens]])
+        padded = torch.cat((features, torch.zeros(1, len(guess.tokens), features.shape[2])), dim=1)
+        right = guess_right(network, frozen, row, padded, 4, attend_plain)
+        assert bool(right[step, 0, last + step]), (step, token)
+    assert len(guess.tokens) == 4
+
+
 def write_corpus(target: DenseTarget, count: int) -> Corpus:
     draw = random.Random(2)
     wishes = [
-        Wish([draw.randrange(3, 97) for _ in range(6)], 0.0, 24, draw.choice(("a", "b")))
+        Ask([draw.randrange(3, 97) for _ in range(6)], 0.0, 24, draw.choice(("a", "b")))
         for _ in range(count)
     ]
     writer = Writer(target, rows=count, width=32, stops=[2])

@@ -84,7 +84,8 @@ class _Merged(torch.autograd.Function):
             out, lse = total.to(q.dtype), merged
         context.save_for_backward(q, k, v, out, lse, *own)
         context.scale, context.rest = scale, rest
-        return out
+        result: torch.Tensor = out
+        return result
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

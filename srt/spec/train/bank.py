@@ -344,4 +344,5 @@ def _sentence(passage: str, rng: random.Random) -> str:
 
 def _word(passage: str, rng: random.Random) -> str:
     """A word of some length, so that asking about it makes sense."""
-    return rng.choice(re.findall(r"[A-Za-z]{5,}", passage) or ["it"])
+    found: list[str] = re.findall(r"[A-Za-z]{5,}", passage)
+    return rng.choice(found or ["it"])

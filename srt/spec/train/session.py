@@ -168,7 +168,9 @@ class Session:
     def _hot(self, corpus: Corpus) -> HotMap:
         counts = corpus.count_answer_tokens(self.facts.vocab_size)
         ends = self.facts.end_token_ids
-        for size in (2048, 4096, 6144, 8192, 12288, 16384):
+        for size in (2048, 4096, 8192, 16384, 32768):
+            if size > self.facts.vocab_size:
+                break
             part = choose_hot(counts, coverage=1.0, most=size, always=ends)
             self.show(f"{size} hot tokens would cover {part.coverage:.4f}")
         settings = self.settings

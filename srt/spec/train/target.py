@@ -126,8 +126,8 @@ class DenseTarget:
         rows, length, _ = x.shape
         normed = F.rms_norm(x, size, tensors[f"{name}.input_norm"], eps)
         qkv = linears[f"{name}.qkv"](normed).view(rows, length, -1, arch.head_dim)
-        kv_heads = arch.num_kv_heads
-        q, k, v = qkv.split((arch.num_heads, kv_heads, kv_heads), dim=2)
+        q_end, k_end = arch.num_heads, arch.num_heads + arch.num_kv_heads
+        q, k, v = qkv[:, :, :q_end], qkv[:, :, q_end:k_end], qkv[:, :, k_end:]
         if f"{name}.q_norm" in tensors:
             q = F.rms_norm(q, (arch.head_dim,), tensors[f"{name}.q_norm"], eps)
             k = F.rms_norm(k, (arch.head_dim,), tensors[f"{name}.k_norm"], eps)

@@ -140,7 +140,7 @@ class Writer:
         if self._target.device.type != "cuda":
             self._advance()
         elif self._graph is None:
-            stream = torch.cuda.Stream()
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self._advance()
