@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from kernels.ops import select
+from kernels.ops import Ops, select
 from srt.models.draft import draft_family
 from srt.runner.model_runner import ModelRunner
 from tests.tiny_models import make_spec, read_facts
@@ -64,13 +64,15 @@ def make_draft(folder: Path, algorithm: str, seed: int = 11, **changes: Any) -> 
     return TinyDraft(algorithm, folder, config, weights)
 
 
-def draft_runner(draft: TinyDraft, target: ModelRunner) -> ModelRunner:
-    """Ready, with pages and tables as the target has them."""
+def draft_runner(
+    draft: TinyDraft, target: ModelRunner, ops: Ops | None = None, **changes: Any
+) -> ModelRunner:
+    """Ready, with pages and tables as the target has them. `changes` to its spec."""
     facts = read_facts(draft.folder)
     runner = ModelRunner(
-        make_spec(facts, role="draft"),
+        make_spec(facts, role="draft", **changes),
         facts,
-        ops=select("torch"),
+        ops=ops or select("torch"),
         device=torch.device("cpu"),
         seed=0,
         network=draft_family(draft.algorithm),

@@ -22,6 +22,8 @@ from srt.scheduler.balance import Balance
 from srt.scheduler.pace import Pace
 from srt.spec.dflash import DflashDrafter
 from srt.spec.dspark import DsparkDrafter
+from srt.spec.lookup import LookupFirst
+from srt.spec.ngram import NgramDrafter
 from srt.verify.model_rig import spoil
 from srt.wire.messages import Work
 from tests.block_drafts import TinyDraft, draft_runner, make_draft
@@ -58,9 +60,11 @@ class BlockEngine(Engine):
         *,
         planner: str = "static",
         answers: list[list[int]] | None = None,
+        shortest: int = 0,
     ) -> None:
-        """`answers`: whole texts, prompt and output; the draft guesses them wherever it meets them."""
-        self._tiny, self._planner = draft, planner
+        """`answers`: whole texts, prompt and output; the draft guesses them wherever it meets them.
+        `shortest`: the match that a lookup before it needs; 0: there is none."""
+        self._tiny, self._planner, self._shortest = draft, planner, shortest
         self.told: list[torch.Tensor] = []  # the logits of every proposal
         super().__init__(facts, setting, answers=answers)
 
@@ -73,6 +77,8 @@ class BlockEngine(Engine):
         else:
             drafter = DsparkDrafter(runner, sampler, planner=self._planner, **PLANS[self._planner])
         self._listen(drafter._blocks)
+        if self._shortest:
+            return LookupFirst(NgramDrafter(shortest=self._shortest), drafter, 9)
         return drafter
 
     def _listen(self, blocks: Any) -> None:
@@ -175,6 +181,21 @@ def test_no_planner_changes_an_answer(
     assert 20 < drafted < 0.9 * told
     if knows:
         assert accepted >= 0.9 * drafted
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_lookup_may_pass_the_draft_over(
+    algorithm: str, facts: ModelFacts, alone: Outcomes, drafts: dict[str, TinyDraft]
+) -> None:
+    """It keeps up with rows whose guesses were another's."""
+    requests = all_requests()
+    answers = texts(requests, alone)
+    with block_engine(facts, USUAL, drafts[algorithm], answers=answers, shortest=1) as made:
+        expect_equal(made.run(requests[:3], requests[3:12], requests[12:]), alone)
+        drafted, accepted = count(made)
+        told = sum(len(each) for each in made.told)
+    assert told > 100 and accepted > 100
+    assert drafted > told  # the others were looked up
 
 
 @pytest.mark.parametrize(("algorithm", "depth"), list(product(ALGORITHMS, (0, 1))))
