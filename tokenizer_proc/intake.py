@@ -119,6 +119,7 @@ class Intake:
                 deadline=message.deadline or self._limits.default_deadline,
                 cache_salt=message.cache_salt,
                 tenant=message.tenant,
+                is_probe=message.is_probe,
             )
             for index, uid in enumerate(uids)
         ]

@@ -65,6 +65,7 @@ async def probe(gateway: Gateway) -> None:
         priority=_TOP_PRIORITY,
         deadline=seconds,
         tenant="probe",
+        is_probe=True,
     )
     num_tokens = 0
     try:

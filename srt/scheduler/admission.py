@@ -161,9 +161,10 @@ class Admission:
         if request.prompt_logprobs is not None:
             report = CacheReport(reason="prompt_logprobs")
         request.cache = report
-        self._metrics.observe("queue_seconds", now - request.arrived)
-        self._metrics.add("prefix_tokens_asked_total", request.prompt_len)
-        self._metrics.add("prefix_tokens_hit_total", cached, "device")
+        if request.is_counted:
+            self._metrics.observe("queue_seconds", now - request.arrived)
+            self._metrics.add("prefix_tokens_asked_total", request.prompt_len)
+            self._metrics.add("prefix_tokens_hit_total", cached, "device")
 
 
 def _match_limit(request: Request) -> int:

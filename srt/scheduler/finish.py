@@ -105,7 +105,35 @@ class Finisher:
                 timing=request.timing(now),
                 cache=request.cache,
             )
-        self._count(request, "stop" if is_quiet else reason, now, error, by, is_rejected)
+        self._note(request, "stop" if is_quiet else reason, now, error, by, is_rejected)
+
+    def _note(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now: float,
+        error: TandemError | None,
+        by: str,
+        is_rejected: bool,
+    ) -> None:
+        """One line in the log; and if it is a user's request, the metrics."""
+        if request.is_counted:
+            self._count(request, reason, now, error, by, is_rejected)
+        if is_rejected:
+            assert error is not None
+            log.info("request %s (%s) refused: %s", request.uid, request.work.rid, error.message)
+            return
+        level = logging.WARNING if isinstance(error, EngineError) else logging.DEBUG
+        log.log(
+            level,
+            "request %s (%s) ended: %s%s, %d prompt + %d generated tokens",
+            request.uid,
+            request.work.rid,
+            reason,
+            f" ({error.message})" if error is not None else "",
+            request.prompt_len,
+            request.output_len,
+        )
 
     def _count(
         self,
@@ -120,23 +148,10 @@ class Finisher:
         if is_rejected:
             assert error is not None
             count.add("requests_rejected_total", 1, error.code)
-            log.info("request %s (%s) refused: %s", request.uid, request.work.rid, error.message)
             return
         count.add("requests_finished_total", 1, reason)
         if reason == "abort":
             count.add("aborted_total", 1, by)
-        timing = request.timing(now)
         count.observe("e2e_seconds", now - request.arrived)
         if request.first_token is not None:
-            count.observe("decode_seconds", timing.decode)
-        level = logging.WARNING if isinstance(error, EngineError) else logging.DEBUG
-        log.log(
-            level,
-            "request %s (%s) ended: %s%s, %d prompt + %d generated tokens",
-            request.uid,
-            request.work.rid,
-            reason,
-            f" ({error.message})" if error is not None else "",
-            request.prompt_len,
-            request.output_len,
-        )
+            count.observe("decode_seconds", request.timing(now).decode)

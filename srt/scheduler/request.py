@@ -104,6 +104,11 @@ class Request:
         return self.work.tenant
 
     @property
+    def is_counted(self) -> bool:
+        """Whether it is in the metrics of requests and their tokens: all but probes of health are."""
+        return not self.work.is_probe
+
+    @property
     def params(self) -> SamplingParams:
         return self.work.params
 

@@ -155,7 +155,8 @@ class Receiving:
         request.lease.checkpoint(request.tokens)
         if not request.is_shared:
             request.is_shared = True
-            self._metrics.add("prompt_tokens_total", request.prompt_len)
+            if request.is_counted:
+                self._metrics.add("prompt_tokens_total", request.prompt_len)
         item = self._outbox.item(request.uid)
         item.usage, item.timing, item.cache = request.usage(), request.timing(now), request.cache
         if request.prompt_logprobs is not None:
@@ -198,24 +199,28 @@ class Receiving:
         self._pace.learn(request, got.num_deep, accepted)
         request.num_drafted += got.num_drafted
         request.num_accepted += accepted
+        if not request.is_counted:
+            return
         self._metrics.add("draft_verifications_total")
         self._metrics.add("draft_tokens_total", got.num_drafted)
         for position in range(1, accepted + 1):
             self._metrics.add("draft_accepted_total", 1, str(position))
 
     def _count_tokens(self, request: Request, num: int, now: float) -> None:
-        self._metrics.add("generation_tokens_total", num)
         self._shares.charge(request.tenant, num)
+        before, request.last_token = request.last_token, now
         if request.first_token is None:
             request.first_token = now
+        if not request.is_counted:
+            return
+        self._metrics.add("generation_tokens_total", num)
+        if before is None:
             self._metrics.observe("ttft_seconds", now - request.arrived)
             admitted = request.arrived if request.admitted is None else request.admitted
             self._metrics.observe("prefill_seconds", now - admitted)
-        elif request.last_token is not None:
-            gap = now - request.last_token
-            self._metrics.observe("itl_seconds", gap)
-            self._metrics.add("itl_broken_total", int(self._promise.is_broken(gap)))
-        request.last_token = now
+        else:
+            self._metrics.observe("itl_seconds", now - before)
+            self._metrics.add("itl_broken_total", int(self._promise.is_broken(now - before)))
 
 
 def _blame(error: str) -> TandemError:

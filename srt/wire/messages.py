@@ -80,6 +80,7 @@ class Generate(Message, tag="generate"):
     deadline: float | None = None  # seconds from arrival; past it the request ends in `timeout`
     cache_salt: str = ""  # requests share cached prefixes only with the same salt
     tenant: str = ""  # whose share it counts against
+    is_probe: bool = False  # a check of health: in no count or time of the users' requests
 
 
 class Abort(Message, tag="abort"):
@@ -203,6 +204,7 @@ class Work(Message, tag="work"):
     deadline: float | None = None  # seconds from arrival
     cache_salt: str = ""
     tenant: str = ""
+    is_probe: bool = False  # see `Generate`
 
 
 class AbortWork(Message, tag="abort_work"):

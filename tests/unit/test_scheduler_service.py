@@ -16,7 +16,7 @@ from srt.metrics.table import ROWS, SECONDS
 from srt.runner.script import Script, ScriptedWorker, load_script
 from srt.scheduler.process import IDLE_SECONDS, run
 from srt.wire.channels import ChannelClosed
-from srt.wire.messages import Command, Turn
+from srt.wire.messages import AbortWork, Command, Turn
 
 NAMES = """
 requests_running requests_waiting waiting_tokens kv_usage_ratio kv_tokens_used kv_tokens_evictable
@@ -63,6 +63,32 @@ def test_registry_counts_and_refuses_nonsense() -> None:
 def value(box: Box, name: str, **labels: str) -> Any:
     body = box.ask("metrics").body
     return next(v for found, v in body["tandem_" + name]["samples"] if found == labels)
+
+
+@pytest.mark.parametrize("draft", [0, 3])
+def test_probes_of_health_are_in_no_metric_of_requests(draft: int) -> None:
+    """Served, rejected, aborted, with guesses or without: only steps and time show that they were."""
+    box = Box(draft_tokens=draft, draft_eager=True)
+
+    def seen() -> dict[str, Any]:
+        found = box.ask("metrics").body
+        return {
+            name: entry["samples"]
+            for name, entry in found.items()
+            if not any(word in name for word in ("step", "host", "kv_", "room"))
+        }
+
+    box.run(work(1, prompt(1, 20), 6))
+    before, steps = seen(), box.steps
+    assert before["tandem_requests_finished_total"] == [[{"reason": "length"}, 1.0]]
+    box.run(work(2, prompt(1, 20), 6, is_probe=True))
+    box.turn(work(3, prompt(3, 20), 6, is_probe=True))
+    box.run(AbortWork(uid=3))
+    box.run(work(4, prompt(4, 600), 6, is_probe=True))
+    assert [box.finish(uid).reason for uid in (2, 3, 4)] == ["length", "abort", "error"]
+    assert seen() == before and box.steps > steps
+    box.run(work(5, prompt(1, 20), 6))
+    assert seen() != before
 
 
 def test_metrics_add_up() -> None:
