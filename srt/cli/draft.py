@@ -100,6 +100,8 @@ def check(options: argparse.Namespace) -> None:
     for name in ("minutes", "steps", "width", "learning_rate", "max_draft_vocab"):
         if vars(options)[name] <= 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be over 0")
+    if options.start_from is not None and not options.start_from.is_file():
+        raise ConfigError(f"--start-from {options.start_from} is no file; give *.safetensors")
 
 
 def choose_device(wish: str | None) -> torch.device:
