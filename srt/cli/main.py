@@ -17,6 +17,7 @@ COMMANDS = {  # word: (module, one line of help). A module has add_arguments(par
     "doctor": ("srt.cli.doctor", "check this machine and installation"),
     "bench": ("bench.command", "measure a server, compare results"),
     "model": ("srt.cli.model", "fetch, list and inspect models"),
+    "keys": ("srt.cli.keys", "make the keys of ZMQ clients on other machines"),
     "draft": ("srt.cli.draft", "train a draft for a model that is served"),
     "replay": ("srt.cli.replay", "run a recorded journal of the scheduler again"),
 }

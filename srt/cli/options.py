@@ -56,6 +56,8 @@ def child_environment() -> dict[str, str]:
 @contextmanager
 def running_engine(options: argparse.Namespace) -> Iterator[Client]:
     """A client of the engine at `--connect`, or of one that is started for this command alone."""
+    if options.keys and not options.connect:
+        raise ConfigError("--keys is for --connect: an engine of our own has a private front")
     if options.connect:
         ignored = sorted(server_args(options)[1])
         if ignored:
@@ -63,7 +65,7 @@ def running_engine(options: argparse.Namespace) -> Iterator[Client]:
                 f"--connect asks a running engine, so {', '.join(ignored)} would change nothing; "
                 "leave out the engine's flags"
             )
-        with Client.connect(options.connect) as client:
+        with Client.connect(options.connect, keys=options.keys) as client:
             yield client
         return
     args, sources = server_args(options)
@@ -91,4 +93,7 @@ def running_engine(options: argparse.Namespace) -> Iterator[Client]:
 def add_connect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connect", help="ZMQ front of a running engine; default: start one for this command"
+    )
+    parser.add_argument(
+        "--keys", type=Path, help="this client's key file, if the engine has --zmq-keys"
     )

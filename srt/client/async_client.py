@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from srt.client.core import Core
@@ -12,6 +13,7 @@ from srt.client.generation import Generation
 from srt.client.options import Options, Prompt, Turn, build_request, read_messages
 from srt.errors import EngineDead, NotReady, ProtocolError
 from srt.wire.channels import DealerEnd
+from srt.wire.keys import ClientKeys, read_client_keys
 from srt.wire.messages import (
     VERSION,
     Abort,
@@ -60,15 +62,19 @@ class AsyncClient:
         stall_seconds: float = 20.0,
         buffer: int = 65536,
         name: str = "",
+        keys: str | Path | ClientKeys | None = None,
     ) -> AsyncClient:
         """`engine` is its front endpoint, or the end of a channel inside this process. `timeout`, in
-        seconds, is for the welcome and every later question. Raises NotReady, ProtocolError."""
+        seconds, is for the welcome and every later question. `keys`: the file that the server's `tandem
+        keys` made for this client, for a front that wants one. Raises NotReady, ProtocolError,
+        ConfigError."""
+        known = read_client_keys(keys) if isinstance(keys, (str, Path)) else keys
         context = open_context() if isinstance(engine, str) else None
         core = None
         try:
             if isinstance(engine, str):
                 assert context is not None
-                end: DealerEnd = ZmqDealer(context, engine)
+                end: DealerEnd = ZmqDealer(context, engine, keys=known)
             else:
                 end = engine
             core = Core(end, stall_seconds, buffer)
@@ -81,7 +87,8 @@ class AsyncClient:
             if context is not None:
                 await asyncio.to_thread(close_context, context)
             if isinstance(error, EngineDead):
-                raise NotReady(f"no engine answers at {engine}: {error.message}") from None
+                hint = "" if known is None else "; or it does not know these keys"
+                raise NotReady(f"no engine answers at {engine}: {error.message}{hint}") from None
             raise
 
     async def __aenter__(self) -> AsyncClient:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from srt.client.async_client import DEFAULT, AsyncClient
@@ -12,6 +13,7 @@ from srt.client.generation import Generation
 from srt.client.options import Options, Prompt, Turn, read_messages
 from srt.errors import EngineDead
 from srt.wire.channels import DealerEnd
+from srt.wire.keys import ClientKeys
 from srt.wire.messages import Detokenized, Output, Tokenized, Topic, Welcome
 from srt.wire.params import ChatOptions, SamplingParams
 
@@ -37,13 +39,19 @@ class Client:
         stall_seconds: float = 20.0,
         buffer: int = 65536,
         name: str = "",
+        keys: str | Path | ClientKeys | None = None,
     ) -> Client:
         """As `AsyncClient.connect`."""
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="tandem-client", daemon=True)
         thread.start()
         connecting = AsyncClient.connect(
-            engine, timeout=timeout, stall_seconds=stall_seconds, buffer=buffer, name=name
+            engine,
+            timeout=timeout,
+            stall_seconds=stall_seconds,
+            buffer=buffer,
+            name=name,
+            keys=keys,
         )
         try:
             client = asyncio.run_coroutine_threadsafe(connecting, loop).result()

@@ -80,6 +80,7 @@ class ServerArgs:
     host: str = typed("127.0.0.1", "serving", "address of the HTTP gateway")
     port: int = typed(8000, "serving", "port of the HTTP gateway; 0: any free one", least=0)
     zmq_front: str | None = typed(None, "serving", "endpoint for ZMQ clients, ipc:// or tcp://; default: a private ipc file")
+    zmq_keys: str | None = typed(None, "serving", "folder of keys (`tandem keys FOLDER`): only clients with a key get in at --zmq-front")
     gateway: bool = typed(True, "serving", "start the HTTP gateway")
     inline: bool = typed(False, "serving", "everything in one process, for the debugger")
     api_key: str | None = typed(None, "serving", "key that HTTP clients must send", secret=True)

@@ -130,6 +130,7 @@ class ServingBag(Bag):
     host: str
     port: int
     zmq_front: str | None  # None: a private ipc file
+    zmq_keys: str | None  # None: whoever can reach zmq_front gets in
     gateway: bool
     inline: bool
     api_key: str | None

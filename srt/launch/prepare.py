@@ -17,6 +17,7 @@ from srt.launch.boot import Boot, draw_identity
 from srt.launch.supervisor import Progress, show_nothing
 from srt.loading.fetch import find_known
 from srt.loading.locate import locate, shipped_draft
+from srt.wire.keys import read_server_keys
 from srt.wire.topology import Addresses
 
 
@@ -54,6 +55,8 @@ def prepare(
 ) -> tuple[Boot, Resolution]:
     """`folder` will hold the ipc sockets. Raises ConfigError for any wish that cannot be met, before a
     process is started."""
+    if args.zmq_keys is not None:
+        read_server_keys(args.zmq_keys)
     facts = probe(args, cache_folder, progress)
     engine_id, entropy = draw_identity()
     boot = Boot(

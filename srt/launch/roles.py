@@ -130,11 +130,15 @@ async def run_detokenizer(boot: Boot, control: Control, stop: asyncio.Event) -> 
 async def run_tokenizer(boot: Boot, control: Control, stop: asyncio.Event) -> None:
     from srt.launch.parts import build_tokenizer, load_text
     from srt.wire import codec
+    from srt.wire.keys import read_server_keys
     from srt.wire.sockets import ZmqReceiver, ZmqRouter, ZmqSender, close_context, open_context
     from srt.wire.topology import HOPS
 
+    folder = get_serving().zmq_keys
+    keys = None if folder is None else read_server_keys(folder)
     context = open_context()
-    front = ZmqRouter(context, boot.addresses.front)
+    addresses = boot.addresses
+    front = ZmqRouter(context, addresses.front, public=addresses.public, keys=keys)
     work = ZmqSender(context, boot.addresses.work, HOPS["work"])
     text = ZmqReceiver(context, boot.addresses.text, HOPS["text"], codec.text())
     control.show_phase("loading the vocabulary")

@@ -21,6 +21,8 @@ from srt.errors import ConfigError
 from srt.wire.channels import ChannelClosed, PeerGone, PeerSlow
 from srt.wire.codec import Decoder, encode, front_replies, front_requests
 from srt.wire.frames import messages_in, requests_in
+from srt.wire.guard import guard_socket, show_keys, watch_door
+from srt.wire.keys import ClientKeys, ServerKeys
 from srt.wire.messages import FrontReply, FrontRequest, Message
 from srt.wire.topology import HOPS, Hop
 
@@ -51,21 +53,34 @@ def close_context(context: Context, seconds: float = 5.0) -> bool:
 
 
 def _open(
-    context: Context, kind: int, hop: Hop, endpoint: str, bind: bool, mark: int | None = None
+    context: Context,
+    kind: int,
+    hop: Hop,
+    endpoint: str,
+    bind: bool,
+    mark: int | None = None,
+    keys: ClientKeys | None = None,
 ) -> Socket:
     socket = context.socket(kind)
     socket.linger = FRONT_LINGER_MS if hop.name == "front" else 0
     socket.set_hwm(hop.high_water_mark if mark is None else mark)
-    if endpoint.startswith("tcp://"):
-        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TTL, 3 * HEARTBEAT_MS)
+    if keys is not None:
+        show_keys(socket, keys)
     if kind == zmq.ROUTER:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     if not bind:
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    _join(socket, hop, endpoint, bind)
+    return socket
+
+
+def _join(socket: Socket, hop: Hop, endpoint: str, bind: bool) -> None:
+    if endpoint.startswith("tcp://"):
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TTL, 3 * HEARTBEAT_MS)
     try:
         (socket.bind if bind else socket.connect)(endpoint)
     except zmq.ZMQError as error:
@@ -75,7 +90,6 @@ def _open(
             f"cannot {verb} {endpoint!r} for the {hop.name} hop: {error}; "
             "use ipc:///a/short/path (at most 107 characters) or tcp://address:port"
         ) from None
-    return socket
 
 
 class Mouth:
@@ -204,12 +218,29 @@ class ZmqPollingReceiver(Generic[T]):
 
 
 class ZmqRouter:
-    """ROUTER, mandatory: a reply that reaches nobody is an error."""
+    """ROUTER, mandatory: a reply that reaches nobody is an error.
 
-    def __init__(self, context: Context, endpoint: str, high_water_mark: int | None = None) -> None:
-        self._socket = _open(
-            context, zmq.ROUTER, HOPS["front"], endpoint, bind=True, mark=high_water_mark
-        )
+    It may be bound to a `public` endpoint too. With `keys` that one lets nobody in but the clients
+    they allow, while `endpoint` stays as open as its folder is.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        endpoint: str,
+        high_water_mark: int | None = None,
+        *,
+        public: str | None = None,
+        keys: ServerKeys | None = None,
+    ) -> None:
+        hop = HOPS["front"]
+        self._socket = _open(context, zmq.ROUTER, hop, endpoint, bind=True, mark=high_water_mark)
+        self._private = _endpoint(self._socket)
+        if public is not None:
+            if keys is not None:
+                watch_door(context, keys)
+                guard_socket(self._socket, keys)
+            _join(self._socket, hop, public, bind=True)
         self._mouth = Mouth(self._socket)
         self._decoder = front_requests()
 
@@ -241,15 +272,22 @@ class ZmqRouter:
     def close(self) -> None:
         self._mouth.close()
         _unbind(self._socket)
+        _remove(self._private)
 
 
 class ZmqDealer:
-    """DEALER. `send` raises PeerSlow when the engine has read nothing for thousands of messages."""
+    """DEALER. `send` raises PeerSlow when the engine has read nothing for thousands of messages. `keys`
+    are for a guarded front."""
 
-    def __init__(self, context: Context, endpoint: str, high_water_mark: int | None = None) -> None:
-        self._socket = _open(
-            context, zmq.DEALER, HOPS["front"], endpoint, bind=False, mark=high_water_mark
-        )
+    def __init__(
+        self,
+        context: Context,
+        endpoint: str,
+        high_water_mark: int | None = None,
+        keys: ClientKeys | None = None,
+    ) -> None:
+        hop = HOPS["front"]
+        self._socket = _open(context, zmq.DEALER, hop, endpoint, False, high_water_mark, keys)
         self._mouth = Mouth(self._socket)
         self._decoder = front_replies()
 
@@ -279,7 +317,7 @@ class ZmqDealer:
 
 
 def _endpoint(socket: Socket) -> str:
-    """Where it is bound, with the port that a `:0` or `:*` became."""
+    """Where it was bound last, with the port that a `:0` or `:*` became."""
     return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
 
@@ -289,5 +327,9 @@ def _unbind(socket: Socket) -> None:
         return
     endpoint = _endpoint(socket)
     socket.close()
+    _remove(endpoint)
+
+
+def _remove(endpoint: str) -> None:
     if endpoint.startswith("ipc://") and not endpoint.startswith("ipc://@"):
         Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)

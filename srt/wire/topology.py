@@ -41,19 +41,22 @@ HOPS: dict[HopName, Hop] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
-    """One zmq endpoint per hop, e.g. `ipc:///run/user/0/tandem-x/front` or `tcp://127.0.0.1:5555`."""
+    """One zmq endpoint per hop, e.g. `ipc:///run/user/0/tandem-x/front`, all private. `public` is one
+    more for the front, as the user wished it: ipc or tcp, guarded by keys if there are any."""
 
     front: str
     work: str
     step: str
     text: str
+    public: str | None = None
 
     @classmethod
-    def in_folder(cls, folder: str, front: str | None = None) -> Addresses:
-        """ipc endpoints inside `folder` (mode 0700, made by the supervisor); `front` may be tcp."""
+    def in_folder(cls, folder: str, public: str | None = None) -> Addresses:
+        """ipc endpoints inside `folder` (mode 0700, made by the supervisor)."""
         return cls(
-            front=front or f"ipc://{folder}/front",
+            front=f"ipc://{folder}/front",
             work=f"ipc://{folder}/work",
             step=f"ipc://{folder}/step",
             text=f"ipc://{folder}/text",
+            public=public,
         )

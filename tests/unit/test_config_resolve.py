@@ -99,7 +99,7 @@ def test_nothing_is_left_open() -> None:
     off = {name for name, value in flat.items() if value is None}
     assert off == {
         "quantization", "chat_template", "speculative_algorithm", "speculative_draft_model",
-        "draft_attention_backend", "step", "zmq_front", "api_key", "admin_key", "journal", "max_itl_ms",
+        "draft_attention_backend", "step", "zmq_front", "zmq_keys", "api_key", "admin_key", "journal", "max_itl_ms",
     }  # fmt: skip
 
 
@@ -274,6 +274,11 @@ def test_whole_prompts_in_one_step() -> None:
         ({"load_format": "script"}, ("script", "safetensors")),
         ({"port": 70000}, ("70000", "65535")),
         ({"zmq_front": "localhost:1"}, ("localhost:1", "tcp://HOST:PORT")),
+        ({"zmq_front": "tcp://0.0.0.0:1"}, ("tcp://0.0.0.0:1", "--zmq-keys", "127.0.0.1")),
+        ({"zmq_front": "tcp://*:1"}, ("tcp://*:1", "--zmq-keys")),
+        ({"zmq_front": "tcp://[::]:1"}, ("--zmq-keys",)),
+        ({"zmq_front": "tcp://eth0:1"}, ("--zmq-keys",)),
+        ({"zmq_keys": "keys"}, ("--zmq-keys keys", "--zmq-front")),
         ({"policy": "fastest"}, ("--policy", "fcfs")),
         ({"max_n": "many"}, ("--max-n", "int")),
         ({"page_size": 0}, ("--page-size", "1")),
@@ -285,6 +290,21 @@ def test_wish_that_cannot_be_met(fields: dict[str, Any], words: tuple[str, ...])
         decide(**fields)
     for word in words:
         assert word in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        "ipc:///tmp/f",
+        "tcp://127.0.0.1:1",
+        "tcp://127.9.9.9:*",
+        "tcp://[::1]:1",
+        "tcp://localhost:1",
+    ],
+)
+def test_a_front_that_only_this_machine_reaches_needs_no_keys(front: str) -> None:
+    assert decide(zmq_front=front).values["serving"]["zmq_front"] == front
+    assert decide(zmq_front="tcp://10.0.0.7:1", zmq_keys="keys").values["serving"]["zmq_keys"]
 
 
 def test_typed_context_that_memory_cannot_hold() -> None:
