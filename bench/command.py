@@ -5,21 +5,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import secrets
-import time
-import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from bench.compare import compare
-from bench.drive import drive, first_items
+from bench.measure import measure
 from bench.plot import plot
 from bench.profile import render_profile
-from bench.record import Record
-from bench.report import describe_engine, describe_machine, render, summarize
-from bench.scenario import Scenario, read_scenario, workload_of
-from bench.targets import HttpTarget, Target, ZmqTarget
+from bench.scenario import CACHES, Scenario, read_scenario
+from bench.targets import HttpTarget, Server, ZmqTarget
 from srt.client import AsyncClient
 from srt.errors import ConfigError
 
@@ -38,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--words", type=int, default=60, help="length of a prompt")
     what.add_argument("--max-tokens", type=int, default=64, help="tokens to generate")
     what.add_argument("--spread", type=float, default=0.0, help="0.2: lengths from 80 to 120 %%")
+    what.add_argument(
+        "--exact", action="store_true", help="send token ids, exactly as many as --words says"
+    )
     what.add_argument("--temperature", type=float, default=0.0)
     what.add_argument("--seed", type=int, help="default: drawn, so that no prompt is cached")
     load = parser.add_argument_group("how hard")
@@ -46,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rate", type=float, nargs="*", help="Poisson arrivals a second, one run each"
     )
     load.add_argument("--repeat", type=int, default=None, help="rounds over all loads, in turn")
+    load.add_argument(
+        "--cache",
+        choices=CACHES,
+        help="empty the prefix cache before each run (cold), and then ask the same again (pair)",
+    )
     load.add_argument("--goal-ttft", type=float, help="seconds, for goodput")
     load.add_argument("--goal-tpot", type=float, help="seconds, for goodput")
     result = parser.add_argument_group("what to do with it")
@@ -73,7 +80,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--profile-step asks the engine itself: give --zmq instead of --url")
     if options.seed is None:
         options.seed = secrets.randbelow(1_000_000)
-    results = asyncio.run(run_loads(options, scenario_of(options)))
+    scenario = change(scenario_of(options), options)
+    results = asyncio.run(run_loads(options, scenario))
     if options.out:
         with options.out.open("ab") as file:
             file.writelines(orjson.dumps(result) + b"\n" for result in results)
@@ -112,82 +120,45 @@ def scenario_of(options: argparse.Namespace) -> Scenario:
     )
 
 
+def change(scenario: Scenario, options: argparse.Namespace) -> Scenario:
+    """What flags may change of a file's scenario."""
+    return replace(
+        scenario,
+        repeat=options.repeat or scenario.repeat,
+        exact=options.exact or scenario.exact,
+        cache=options.cache or scenario.cache,
+    )
+
+
 async def run_loads(options: argparse.Namespace, scenario: Scenario) -> list[dict[str, Any]]:
-    """Rounds over all loads, so that a machine that drifts drifts over all of them. Prints each result
-    as a table, then as one JSON line."""
-    client = await AsyncClient.connect(options.zmq) if options.zmq else None
-    target: Target
-    if client is not None:
-        target = ZmqTarget(client, temperature=scenario.temperature)
-    else:
-        target = HttpTarget(
-            options.url,
-            model=options.model,
-            temperature=scenario.temperature,
-            api_key=options.api_key,
-        )
+    """Prints each result as a table, then as one JSON line."""
     results = []
-    config = await client.engine_config() if client else await ask_config(options)
-    engine = describe_engine(config)
-    warm = workload_of(scenario, scenario.loads[0], options.seed + 1_000_003)
-    await drive(target, first_items(warm, 2), concurrency=2)
-    try:
-        for turn in range(options.repeat or scenario.repeat):
-            for number, load in enumerate(scenario.loads):
-                seed = options.seed + 1000 * turn + number
-                result = {**await run_load(target, scenario, load, seed), "engine": engine}
-                print(orjson.dumps(result).decode(), flush=True)
-                results.append(result)
+    async with server_of(options, scenario) as (server, client):
+        async for table, result in measure(server, scenario, options.seed):
+            print(table)
+            print(orjson.dumps(result).decode(), flush=True)
+            results.append(result)
         if options.profile_step and client is not None:
             print(render_profile(await client.ask("profile")))
-    finally:
-        if client is not None:
-            await client.close()
     return results
 
 
-async def run_load(
-    target: Target, scenario: Scenario, load: dict[str, Any], seed: int
-) -> dict[str, Any]:
-    workload = workload_of(scenario, load, seed)
-    records: list[Record]
-    records, wall = await drive(
-        target,
-        workload,
-        concurrency=load.get("concurrency"),
-        rate=load.get("rate"),
-        seed=seed,
+@asynccontextmanager
+async def server_of(
+    options: argparse.Namespace, scenario: Scenario
+) -> AsyncIterator[tuple[Server, AsyncClient | None]]:
+    """Whom the flags name, with its client if it is asked over ZMQ."""
+    if options.zmq:
+        async with await AsyncClient.connect(options.zmq) as client:
+            yield ZmqTarget(client, temperature=scenario.temperature), client
+        return
+    target = HttpTarget(
+        options.url,
+        model=options.model,
+        temperature=scenario.temperature,
+        api_key=options.api_key,
     )
-    goals = scenario.goals
-    summary = summarize(records, wall, goal_ttft=goals.get("ttft"), goal_tpot=goals.get("tpot"))
-    result = {
-        "scenario": scenario.name,
-        "workload": {"kind": workload.name, **workload.settings},
-        "load": load,
-        "summary": summary,
-        "machine": describe_machine(),
-        "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
-    label = ", ".join(f"{key} {value}" for key, value in load.items()) or "all at once"
-    print(render(f"{scenario.name}: {label}", summary))
-    return result
-
-
-async def ask_config(options: argparse.Namespace) -> dict[str, Any] | None:
-    """The configuration of a server at `--url`, if it is one of ours and lets us see it."""
-    request = urllib.request.Request(f"{options.url}/v1/engine/config")
-    if options.api_key:
-        request.add_header("Authorization", f"Bearer {options.api_key}")
-
-    def read() -> dict[str, Any] | None:
-        try:
-            with urllib.request.urlopen(request, timeout=5) as answer:
-                config: dict[str, Any] = orjson.loads(answer.read())
-                return config
-        except (OSError, ValueError):
-            return None
-
-    return await asyncio.to_thread(read)
+    yield target, None
 
 
 def compare_files(before: Path, after: Path) -> str:
@@ -195,7 +166,10 @@ def compare_files(before: Path, after: Path) -> str:
 
     def read(path: Path) -> dict[str, dict[str, Any]]:
         rows = [orjson.loads(line) for line in path.read_bytes().splitlines() if line]
-        return {orjson.dumps([row["scenario"], row["load"]]).decode(): row for row in rows}
+        return {
+            orjson.dumps([row["scenario"], row["load"], row.get("cache")]).decode(): row
+            for row in rows
+        }
 
     old, new = read(before), read(after)
     common = [key for key in old if key in new]

@@ -12,6 +12,8 @@ from bench.record import Record
 from bench.targets import Target, Turns
 from bench.workloads import Item, Workload
 
+WARM_TOKENS = 16
+
 
 async def drive(
     target: Target,
@@ -96,6 +98,11 @@ async def _run_session(
     return records
 
 
-def first_items(workload: Workload, count: int) -> Workload:
-    """A short run with other prompts, to warm up with."""
-    return replace(workload, items=workload.items[:count])
+async def warm_up(target: Target, workload: Workload, concurrency: int) -> None:
+    """As many at once as will be measured, so that every batch size up to it has been seen. Answers are
+    short; the prompts should be other ones than the measured."""
+    items = [
+        replace(item, max_tokens=min(item.max_tokens, WARM_TOKENS))
+        for item in workload.items[:concurrency]
+    ]
+    await drive(target, replace(workload, items=items), concurrency=concurrency)

@@ -17,6 +17,7 @@ from bench.workloads import (
 )
 from srt.errors import ConfigError
 
+CACHES = ("as-is", "cold", "pair")
 MAKERS: dict[str, Callable[..., Workload]] = {
     "random": random_prompts,
     "shared-prefix": shared_prefix,
@@ -27,7 +28,9 @@ MAKERS: dict[str, Callable[..., Workload]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """`loads`: each a concurrency or a rate, with its own number of requests if it says so."""
+    """`loads`: each a concurrency or a rate, with its own number of requests if it says so. `exact`: a
+    prompt of n words is sent as exactly n token ids. `cache`: "as-is" empties nothing, "cold" empties
+    the prefix cache before each run, "pair" also runs the same prompts a second time, warm."""
 
     name: str
     workload: dict[str, Any]
@@ -35,6 +38,12 @@ class Scenario:
     goals: dict[str, float] = field(default_factory=dict)
     temperature: float = 0.0
     repeat: int = 1
+    exact: bool = False
+    cache: str = "as-is"
+
+    def __post_init__(self) -> None:
+        if self.cache not in CACHES:
+            raise ConfigError(f"cache {self.cache!r} is unknown; known: {', '.join(CACHES)}")
 
 
 def read_scenario(path: Path) -> Scenario:

@@ -1,11 +1,15 @@
-"""Whom we ask: an engine over ZMQ, or any OpenAI-compatible server over HTTP."""
+"""Whom we ask: an engine over ZMQ, or any OpenAI-compatible server over HTTP.
+
+A `Target` answers requests; a `Server` also tokenizes, empties its cache and describes itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+import urllib.request
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import orjson
@@ -13,14 +17,30 @@ import orjson
 from bench.record import Record
 from bench.workloads import Item
 from srt.client import AsyncClient
+from srt.errors import ConfigError, TandemError
 from srt.wire.params import ChatMessage, SamplingParams
 
 Turns = list[tuple[str, str]]  # (role, text) of what was said before
+FLUSH_SECONDS = 5  # for running requests to end
 
 
 class Target(Protocol):
     async def ask(self, item: Item, history: Turns, record: Record, start: float) -> None:
         """Fills the record; never raises for what the server did wrong."""
+        ...
+
+
+class Server(Target, Protocol):
+    async def tokenize(self, text: str) -> list[int]:
+        """The token ids of a text, without a start token. Raises ConfigError if it cannot."""
+        ...
+
+    async def flush_cache(self) -> None:
+        """Forgets every prefix. Raises ConfigError if it cannot."""
+        ...
+
+    async def describe(self) -> dict[str, Any] | None:
+        """Its configuration and versions; None if it does not say."""
         ...
 
 
@@ -36,7 +56,9 @@ class ZmqTarget:
             max_tokens=item.max_tokens, temperature=self._temperature, ignore_eos=True
         )
         text = item.prefix + item.prompt
-        prompt: str | list[ChatMessage] = text
+        prompt: str | list[int] | list[ChatMessage] = text
+        if item.token_ids is not None:
+            prompt = list(item.token_ids)
         if item.session is not None:
             turns = [*history, ("user", text)]
             prompt = [ChatMessage(role=role, content=said) for role, said in turns]
@@ -56,6 +78,18 @@ class ZmqTarget:
             record.error = f"{type(error).__name__}: {error}"
         record.end = time.perf_counter() - start
 
+    async def tokenize(self, text: str) -> list[int]:
+        return (await self._client.tokenize(text, add_special_tokens=False)).token_ids
+
+    async def flush_cache(self) -> None:
+        try:
+            await self._client.flush_cache(wait=FLUSH_SECONDS)
+        except TandemError as error:
+            raise ConfigError(f"the engine does not empty its cache: {error.message}") from None
+
+    async def describe(self) -> dict[str, Any] | None:
+        return await self._client.engine_config()
+
 
 class HttpTarget:
     """One plain HTTP/1.1 connection per request, closed after it, read with as little work as possible,
@@ -71,7 +105,10 @@ class HttpTarget:
         ignore_eos: bool = True,
     ) -> None:
         address = urlsplit(url)
-        self._host, self._port = address.hostname or "127.0.0.1", address.port or 80
+        if address.scheme != "http" or address.hostname is None:
+            raise ConfigError(f"--url {url} must look like http://HOST:PORT")
+        self._host, self._port = address.hostname, address.port or 80
+        self._url = url.rstrip("/")
         self._fields = {"model": model, "temperature": temperature, "stream": True}
         self._fields["stream_options"] = {"include_usage": True}
         if ignore_eos:
@@ -82,7 +119,8 @@ class HttpTarget:
         text = item.prefix + item.prompt
         body: dict[str, object]
         if item.session is None:
-            path, body = "/v1/completions", {"prompt": text}
+            prompt = text if item.token_ids is None else item.token_ids
+            path, body = "/v1/completions", {"prompt": prompt}
         else:
             turns = [*history, ("user", text)]
             messages = [{"role": role, "content": said} for role, said in turns]
@@ -110,6 +148,38 @@ class HttpTarget:
         except Exception as error:
             record.error = f"{type(error).__name__}: {error}"
         record.end = time.perf_counter() - start
+
+    async def tokenize(self, text: str) -> list[int]:
+        body = {"model": self._fields["model"], "prompt": text, "add_special_tokens": False}
+        answer = await asyncio.to_thread(self._call, "/tokenize", body)
+        if answer is None or not isinstance(answer.get("tokens"), list):
+            raise ConfigError(
+                f"{self._url} has no /tokenize that gives `tokens`; leave out --exact"
+            )
+        ids: list[int] = answer["tokens"]
+        return ids
+
+    async def flush_cache(self) -> None:
+        path = f"/flush_cache?wait={FLUSH_SECONDS}"
+        if await asyncio.to_thread(self._call, path, {}) is None:
+            raise ConfigError(f"{self._url} has no /flush_cache that obeys us; use --cache as-is")
+
+    async def describe(self) -> dict[str, Any] | None:
+        return await asyncio.to_thread(self._call, "/v1/engine/config")
+
+    def _call(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """GET without a body, POST with one; None unless the answer is a JSON object with status 200."""
+        data = None if body is None else orjson.dumps(body)
+        request = urllib.request.Request(self._url + path, data)
+        request.add_header("Content-Type", "application/json")
+        if self._key:
+            request.add_header("Authorization", f"Bearer {self._key}")
+        try:
+            with urllib.request.urlopen(request, timeout=2 * FLUSH_SECONDS) as answer:
+                found = orjson.loads(answer.read())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
 
     async def _events(self, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
         """The data of each event. Chunk headers of the transfer encoding never look like events, so the

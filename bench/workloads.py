@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from srt.errors import ConfigError
 
 WORDS = (
     "time year people way day man thing woman life child world school state family student group "
@@ -25,13 +27,15 @@ WORDS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
     """One request. `session` items with the same value run one after the other, each with the answers of
-    the earlier ones in its messages (multi-turn). `at` is a trace's arrival in seconds."""
+    the earlier ones in its messages (multi-turn). `at` is a trace's arrival in seconds. `token_ids`, if
+    given, are sent instead of the text."""
 
     prompt: str
     max_tokens: int
     at: float | None = None
     session: int | None = None
     prefix: str = ""
+    token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,26 @@ class Workload:
 
 def write_text(draw: random.Random, num_words: int) -> str:
     return " ".join(draw.choices(WORDS, k=max(1, num_words)))
+
+
+def with_token_ids(workload: Workload, ids_of: dict[str, list[int]]) -> Workload:
+    """Every prompt as exactly as many token ids as it has words: a text of n words has n tokens or
+    more, of which the first n are kept. `ids_of` has the ids of every item's prompt and prefix. Items of
+    sessions stay text: a template and earlier answers stand in their prompts. Raises ConfigError."""
+
+    def first_ids(text: str) -> list[int]:
+        ids, length = ids_of[text] if text else [], len(text.split())
+        if len(ids) < length:
+            raise ConfigError(f"{length} words are only {len(ids)} tokens here; leave out --exact")
+        return ids[:length]
+
+    items = [
+        item
+        if item.session is not None
+        else replace(item, token_ids=(*first_ids(item.prefix), *first_ids(item.prompt)))
+        for item in workload.items
+    ]
+    return replace(workload, items=items)
 
 
 def random_prompts(

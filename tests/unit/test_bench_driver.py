@@ -9,12 +9,19 @@ from pathlib import Path
 import pytest
 
 from bench.compare import compare
-from bench.drive import drive
+from bench.drive import WARM_TOKENS, drive, warm_up
 from bench.record import Record
 from bench.report import percentile, render, summarize
 from bench.scenario import make_workload, read_scenario, workload_of
 from bench.targets import Turns
-from bench.workloads import Item, multi_turn, random_prompts, replay_trace, shared_prefix
+from bench.workloads import (
+    Item,
+    multi_turn,
+    random_prompts,
+    replay_trace,
+    shared_prefix,
+    with_token_ids,
+)
 from srt.errors import ConfigError
 
 
@@ -73,6 +80,27 @@ async def test_closed_loop_never_opens_more_than_asked() -> None:
     assert len(records) == 17 and target.most_open == 4
 
 
+async def test_warming_up_opens_as_many_as_will_be_measured() -> None:
+    target = EchoTarget()
+    await warm_up(target, random_prompts(count=20, words=3, max_tokens=64), 5)
+    assert target.most_open == len(target.asked) == 5
+    assert {item.max_tokens for item, _ in target.asked} == {WARM_TOKENS}
+
+
+def test_prompts_become_as_many_ids_as_they_have_words() -> None:
+    def spell(text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    work = shared_prefix(groups=2, per_group=2, prefix_words=30, words=5, max_tokens=2)
+    ids_of = {text: spell(text) for item in work.items for text in (item.prefix, item.prompt)}
+    for item in with_token_ids(work, ids_of).items:
+        assert item.token_ids == (*spell(item.prefix)[:30], *spell(item.prompt)[:5])
+    chat = multi_turn(sessions=1, turns=1, words=4, max_tokens=1)
+    assert with_token_ids(chat, {}) == chat
+    with pytest.raises(ConfigError, match="--exact"):
+        with_token_ids(work, dict.fromkeys(ids_of, [1, 2]))
+
+
 async def test_turns_of_a_session_carry_what_was_said() -> None:
     target = EchoTarget()
     work = multi_turn(sessions=2, turns=3, words=4, max_tokens=1)
@@ -121,6 +149,15 @@ def test_compare_marks_the_better_side() -> None:
     fast = summarize([Record(sent=0, end=1, arrivals=[(0.5, 1), (1, 1)], completion_tokens=2)], 1.0)
     table = compare(slow, fast)
     assert "+100.0%+" in table and "-50.0%+" in table
+    assert "client_queue_ms p99" in table and "goodput" not in table
+
+
+def test_goodput_is_compared_for_the_same_goals_only() -> None:
+    records = [Record(sent=0, end=2, arrivals=[(1, 1), (2, 1)], completion_tokens=2)]
+    one, two = summarize(records, 4.0, goal_ttft=2.0), summarize(records, 2.0, goal_ttft=2.0)
+    line = next(line for line in compare(one, two).splitlines() if "goodput" in line)
+    assert line.split() == ["goodput_per_s", "0.250", "0.500", "+100.0%+"]
+    assert "goodput" not in compare(one, summarize(records, 2.0, goal_ttft=3.0))
 
 
 def test_scenario_files_of_the_repository_are_sound() -> None:
@@ -138,6 +175,9 @@ def test_a_wrong_scenario_names_the_key(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text("loads = []\n[workload]\n[goal]\nx = 1\n")
     with pytest.raises(ConfigError, match="goal"):
+        read_scenario(path)
+    path.write_text('cache = "tepid"\nloads = []\n[workload]\n')
+    with pytest.raises(ConfigError, match="tepid"):
         read_scenario(path)
     with pytest.raises(ConfigError, match="unknown"):
         make_workload({"kind": "nonsense"}, seed=0)
