@@ -1,9 +1,5 @@
 """EAGLE: guesses of a small network that reads the target's features, and its own states after them.
 
-    tokens        [ prompt and output ........................... last ]     last stands at `start`
-    KV is right   [ 0 ............. valid )
-    pending                         [ features of valid - 1 .. start - 1 ]   computed since
-
 A proposal runs the network over the pending tokens first, then over its own guesses, whose states stand
 in for features that nobody has yet. As a chain it stops early where the guess would hardly hold: a step
 costs the same whether its token is right or not. As a tree it grows the likeliest branches, and the
@@ -12,8 +8,6 @@ likeliest of all tokens met are verified (arXiv 2406.16858).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 
 from srt.models.draft import FeatureNetwork
@@ -21,38 +15,8 @@ from srt.protocols.drafter import Guess, Outcome, Wish
 from srt.protocols.forward_batch import ForwardBatch, RowSetup, Slice, Window
 from srt.runner.model_runner import ModelRunner
 from srt.sampling.sampler import Sampler
-from srt.spec.rows import Rows
+from srt.spec.feed import Feed, Meal
 from srt.spec.tree import Tree
-
-MOST_PENDING = 256  # features; what a row that is not wished for may gather
-PATIENCE = 8  # steps that decode and ask for no guess, after which nothing is computed ahead
-
-
-@dataclass(slots=True)
-class _Mind:
-    """What the target thought of a row: features that have not become KV yet, of the positions
-    valid - 1 and after it. `carry` [1, F]: of the last position of the prompt's slice before.
-    `is_lost`: too many came while nobody asked; the row has no guesses any more."""
-
-    pending: list[torch.Tensor] = field(default_factory=list)
-    num_pending: int = 0
-    carry: torch.Tensor | None = None
-    is_lost: bool = False
-
-    def add(self, features: torch.Tensor) -> None:
-        if not self.is_lost:
-            self.pending.append(features)
-            self.num_pending += len(features)
-
-    def take(self, count: int) -> torch.Tensor:
-        """The first `count` of them, which are pending no more."""
-        found = torch.cat(self.pending)
-        self.clear()
-        self.add(found[count:])
-        return found[:count]
-
-    def clear(self) -> None:
-        self.pending, self.num_pending = [], 0
 
 
 class EagleDrafter:
@@ -62,10 +26,6 @@ class EagleDrafter:
     topk 1: chains of up to `steps` guesses, which end where the product of the draft's own
     probabilities falls below `confidence`. Otherwise trees of depth `steps`, of whose tokens the best
     `most` of the wish are kept; topk * (steps - 1) tokens of it are computed.
-
-    When nobody has asked for a while, as among many requests, features are only kept, and of a row
-    only `MOST_PENDING`: then the draft costs next to nothing. A prefix that enters the cache meanwhile
-    has no keys of the draft, so guesses behind it are worse; answers are not.
     """
 
     name = "eagle"
@@ -80,74 +40,44 @@ class EagleDrafter:
         self.runner = runner
         self._steps, self._topk, self._confidence = steps, topk, confidence
         self._vocab_size = runner.arch.vocab_size
-        self._rows = Rows(sampler)
-        self._minds: dict[int, _Mind] = {}
-        self._num_unasked = 0  # steps with decodes since the last proposal
+        self._feed = Feed(sampler)
+        self._rows = self._feed.rows
 
     def open(self, setups: list[RowSetup]) -> None:
-        self._rows.open(setups)
-        for setup in setups:
-            self._minds[setup.row] = _Mind()
+        self._feed.open(setups)
 
     def prefill(self, slices: list[Slice], features: list[torch.Tensor]) -> None:
-        """Behind a cached prefix the feature before the slice is not known: zeros stand for it."""
-        for piece, seen in zip(slices, features, strict=True):
-            mind, row = self._minds[piece.row], self._rows[piece.row]
-            if row.valid + mind.num_pending != piece.start and not mind.is_lost:
-                mind.clear()
-                mind.carry, row.valid = None, piece.start
-            mind.add(seen.new_zeros(1, seen.shape[1]) if mind.carry is None else mind.carry)
-            mind.add(seen[:-1])
-            mind.carry = seen[-1:]
-        self._tidy([piece.row for piece in slices], 0)
+        self._compute(self._feed.prefill(slices, features))
 
     def propose(self, wishes: list[Wish]) -> list[Guess]:
-        self._num_unasked = -1
-        self._rows.begin(wishes)
-        known = [wish for wish in wishes if not self._minds[wish.row].is_lost]
+        known, meals = self._feed.ask(wishes)
         if not known:
             return [Guess([]) for _ in wishes]
-        states = self._catch_up([wish.row for wish in known])
+        states = self._compute(meals)
+        assert states is not None
         make = self._propose_chains if self._topk == 1 else self._propose_trees
         found = dict(zip((wish.row for wish in known), make(known, states), strict=True))
         return [found.get(wish.row, Guess([])) for wish in wishes]
 
     def absorb(self, outcomes: list[Outcome]) -> None:
-        decodes = False
-        for outcome in outcomes:
-            self._rows.settle(outcome)
-            mind = self._minds[outcome.row]
-            decodes = decodes or mind.carry is None
-            mind.carry = None
-            assert outcome.features is not None
-            mind.add(outcome.features)
-        self._num_unasked += decodes
-        self._tidy([outcome.row for outcome in outcomes], MOST_PENDING, leave=1)
+        self._compute(self._feed.absorb(outcomes))
 
-    def _tidy(self, rows: list[int], most: int, leave: int = 0) -> None:
-        """No row may gather more than `most` features while guesses are asked for."""
-        if self._num_unasked <= PATIENCE:
-            long = [row for row in rows if self._minds[row].num_pending > most]
-            if long:
-                self._catch_up(long, leave)
-            return
-        for row in rows:
-            if self._minds[row].num_pending > MOST_PENDING:
-                self._minds[row].is_lost = True
-                self._minds[row].clear()
-
-    def _catch_up(self, rows: list[int], leave: int = 0) -> torch.Tensor:
-        """Computes what is pending, but for the last `leave` tokens: a proposal begins with one. Returns
-        the states of the last tokens computed, [len(rows), H]."""
-        slices, features = [], []
-        for number in rows:
-            row, mind = self._rows[number], self._minds[number]
-            start, length = row.valid, mind.num_pending - leave
-            tokens = row.tokens[start : start + length]
-            slices.append(Slice(row=number, start=start, length=length, tokens=tokens, sample=True))
-            features.append(mind.take(length))
-            row.valid += length
-        return self._forward(slices, self.network.fuse(torch.cat(features)))
+    def _compute(self, meals: list[Meal]) -> torch.Tensor | None:
+        """The states of the rows' last tokens, [len(meals), H]; None if there is nothing to compute."""
+        if not meals:
+            return None
+        slices = [
+            Slice(
+                row=meal.row,
+                start=meal.start,
+                length=len(meal.tokens),
+                tokens=meal.tokens,
+                sample=True,
+            )
+            for meal in meals
+        ]
+        features = torch.cat([meal.features for meal in meals])
+        return self._forward(slices, self.network.fuse(features))
 
     def _propose_chains(self, wishes: list[Wish], states: torch.Tensor) -> list[Guess]:
         going = list(range(len(wishes)))

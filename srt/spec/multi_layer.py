@@ -10,7 +10,7 @@ target did. So in a step, with n the last known token's slot and g the guesses:
 The invariant: in every layer's pool, slots below `valid` hold K and V of the known tokens, made from
 states of known tokens only. For `valid` grows when all layers have computed the known tokens; what they
 compute of guesses lies behind it, is read in the same step at most, and is computed anew from what the
-target says. What layer j needs of the slot before `valid` is kept: `before[j]`.
+target says. What layer j is fed with for slot `valid` is kept, as `before[j]` of the row's mind.
 """
 
 from __future__ import annotations
@@ -24,19 +24,7 @@ from srt.protocols.drafter import Guess, Outcome, Wish
 from srt.protocols.forward_batch import ForwardBatch, RowSetup, Slice
 from srt.runner.model_runner import ModelRunner
 from srt.sampling.sampler import Sampler
-from srt.spec.rows import Rows
-
-MOST_PENDING = 128  # tokens; what a row that is not wished for may gather before it is computed
-
-
-@dataclass(slots=True)
-class _Mind:
-    """`pending`: the target's features that no layer has seen, of positions valid - 1 and after it.
-    `before` [1, H] each: what layer j is fed with for slot `valid`; None: nobody knows, zeros. That of
-    layer 0 counts between the slices of a prompt only; later the features follow in `pending`."""
-
-    before: list[torch.Tensor | None]
-    pending: list[torch.Tensor] = field(default_factory=list)
+from srt.spec.feed import Feed, Meal
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,67 +65,32 @@ class MultiLayerDrafter:
             self._networks.append(network)
         self.taps = self._networks[0].taps
         self._confidence = confidence
-        self._rows = Rows(sampler)
-        self._minds: dict[int, _Mind] = {}
+        self._feed = Feed(sampler)
+        self._rows = self._feed.rows
 
     def open(self, setups: list[RowSetup]) -> None:
-        self._rows.open(setups)
-        for setup in setups:
-            self._minds[setup.row] = _Mind([None] * len(self.runners))
+        self._feed.open(setups)
 
     def prefill(self, slices: list[Slice], features: list[torch.Tensor]) -> None:
-        lines = []
-        for piece, seen in zip(slices, features, strict=True):
-            mind, row = self._minds[piece.row], self._rows[piece.row]
-            if row.valid != piece.start:  # behind a cached prefix
-                mind.before = [None] * len(self.runners)
-            assert piece.tokens is not None
-            states = _shift(mind.before[0], seen)[: piece.length]
-            mind.before[0], mind.pending = seen[-1:], []
-            row.valid = piece.start + piece.length
-            lines.append(
-                _Line(row=piece.row, start=piece.start, tokens=piece.tokens, states=states)
-            )
-        self._compute(lines)
+        self._compute(_lines(self._feed.prefill(slices, features)))
 
     def propose(self, wishes: list[Wish]) -> list[Guess]:
-        self._rows.begin(wishes)
-        lines = [self._catch_up(wish.row) for wish in wishes]
-        for line, wish in zip(lines, wishes, strict=True):
+        known, meals = self._feed.ask(wishes)
+        lines = _lines(meals)
+        for line, wish in zip(lines, known, strict=True):
             line.most = min(wish.most, len(self.runners))
         self._compute(lines)
         for line in lines:
             self._rows[line.row].guess = line.guess
-        return [Guess(list(line.guess)) for line in lines]
+        found = {line.row: Guess(list(line.guess)) for line in lines}
+        return [found.get(wish.row, Guess([])) for wish in wishes]
 
     def absorb(self, outcomes: list[Outcome]) -> None:
-        long = []
-        for outcome in outcomes:
-            self._rows.settle(outcome)
-            assert outcome.features is not None
-            pending = self._minds[outcome.row].pending
-            pending.append(outcome.features)
-            if sum(len(each) for each in pending) > MOST_PENDING:
-                long.append(self._catch_up(outcome.row, leave=1))
-        if long:
-            self._compute(long)
-
-    def _catch_up(self, number: int, leave: int = 0) -> _Line:
-        """What is pending of a row, which then counts as computed, but for the last `leave` tokens: a
-        proposal begins with one."""
-        row, mind = self._rows[number], self._minds[number]
-        start, end = row.valid, len(row.tokens) - leave
-        states = torch.cat(mind.pending)
-        assert len(states) == len(row.tokens) - start, "the drafter lost count of a row"
-        row.valid, mind.pending = end, [states[end - start :]] if leave else []
-        return _Line(
-            row=number,
-            start=start,
-            tokens=row.tokens[start:end],
-            states=states[: end - start],
-        )
+        self._compute(_lines(self._feed.absorb(outcomes)))
 
     def _compute(self, lines: list[_Line]) -> None:
+        if not lines:
+            return
         last = len(self.runners) - 1
         for depth in range(last):
             states = self._forward(depth, lines, keeps_all=True)
@@ -147,8 +100,8 @@ class MultiLayerDrafter:
                 tips = torch.cat([pieces[place][-1:] for place in guessing])
                 self._guess(depth, [lines[place] for place in guessing], tips)
             for line, piece in zip(lines, pieces, strict=True):
-                before = self._minds[line.row].before
-                line.states = _shift(before[depth + 1], piece)[: len(line.computed)]
+                before = self._feed.minds[line.row].before
+                line.states = _shift(before.get(depth + 1), piece)[: len(line.computed)]
                 known = len(line.tokens)
                 before[depth + 1] = piece[known - 1 : known]
         tips = self._forward(last, lines, keeps_all=False)
@@ -188,6 +141,13 @@ class MultiLayerDrafter:
             line.trust *= chance
             if line.trust < self._confidence:
                 line.most = len(line.guess)
+
+
+def _lines(meals: list[Meal]) -> list[_Line]:
+    return [
+        _Line(row=meal.row, start=meal.start, tokens=meal.tokens, states=meal.features)
+        for meal in meals
+    ]
 
 
 def _shift(before: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor:

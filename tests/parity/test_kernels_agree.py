@@ -119,7 +119,7 @@ def test_native_answers_do_not_depend_on_company(
             expect_equal(found, expected, shift, tolerance=0.0)
 
 
-@pytest.mark.parametrize("drafter", ("ngram", "self"))
+@pytest.mark.parametrize("drafter", ("ngram", "self", "eagle", "eagle3", "multi_layer"))
 def test_native_answers_do_not_depend_on_guesses(
     drafter: str, facts: ModelFacts, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -270,11 +270,19 @@ class Engine(Driver):
         setting: Setting,
         step: int | None = None,
     ) -> ModelRunner:
-        load_format = facts.format if self._stored else "dummy"
-        runner = ModelRunner(
-            make_spec(facts, role="draft", load_format=load_format, step=step),
+        spec = make_spec(
             facts,
-            ops=select("torch"),
+            role="draft",
+            load_format=facts.format if self._stored else "dummy",
+            dtype=setting.dtype,
+            prefill_attention_backend=setting.prefill,
+            decode_attention_backend=setting.decode,
+            step=step,
+        )
+        runner = ModelRunner(
+            spec,
+            facts,
+            ops=target.ops,
             device=torch.device("cpu"),
             seed=6,
             network=family,

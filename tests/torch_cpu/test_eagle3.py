@@ -21,6 +21,7 @@ from srt.protocols.forward_batch import RowSetup, Slice, TableWrite
 from srt.runner.model_runner import ModelRunner
 from srt.sampling.sampler import Sampler
 from srt.spec.eagle import EagleDrafter
+from srt.spec.feed import Meal
 from srt.spec.tree import Tree
 from srt.wire.params import SamplingParams
 from tests.tiny_models import make_runner, make_spec
@@ -152,11 +153,12 @@ def plain_states(
 class Watch(EagleDrafter):
     """Tells the states its first forward of a proposal made."""
 
-    last: torch.Tensor
+    last: torch.Tensor | None = None
 
-    def _catch_up(self, rows: list[int], leave: int = 0) -> torch.Tensor:
-        self.last = super()._catch_up(rows, leave)
-        return self.last
+    def _compute(self, meals: list[Meal]) -> torch.Tensor | None:
+        found = super()._compute(meals)
+        self.last = self.last if found is None else found
+        return found
 
 
 def drafter_of(runner: ModelRunner, **shape: Any) -> Watch:
@@ -268,13 +270,13 @@ def test_a_drafter_that_nobody_asks_computes_nothing(
         old, new = drafter.propose(wishes)
         drafter.absorb([Outcome(row=1, tokens=[3], features=features[10:11])])
     assert len(old.tokens) == (3 if num == 100 else 0) and len(new.tokens) == 3
-    assert drafter._minds[0].num_pending == 0
+    assert drafter._feed.minds[0].num_pending == 0
 
 
 def test_a_row_may_be_wished_for_right_after_it_was_computed(
     target: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("srt.spec.eagle.MOST_PENDING", 3)
+    monkeypatch.setattr("srt.spec.feed.MOST_PENDING", 3)
     drafter = drafter_of(draft_runner(target, tmp_path, stored(target.facts)))
     features = features_of(target, 30)
     begin(drafter, 0, PROMPT, [1, 2])

@@ -98,14 +98,19 @@ def test_guesses_are_those_of_the_plain_layers(
     assert guess.tokens == expected and guess.parents is None
 
 
-@pytest.mark.parametrize("most_pending", (3, 128))
+@pytest.mark.parametrize(("most_pending", "patience"), ((3, 99), (256, 8), (256, 0)))
 @pytest.mark.parametrize("seed", range(4))
 def test_every_layer_holds_what_the_known_tokens_make(
-    seed: int, most_pending: int, runners: list[ModelRunner], monkeypatch: pytest.MonkeyPatch
+    seed: int,
+    most_pending: int,
+    patience: int,
+    runners: list[ModelRunner],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After a random history of guesses, right and wrong, of rests and of slices: K and V of all layers
     are those of a row that got the same text as one prompt."""
-    monkeypatch.setattr("srt.spec.multi_layer.MOST_PENDING", most_pending)
+    monkeypatch.setattr("srt.spec.feed.MOST_PENDING", most_pending)
+    monkeypatch.setattr("srt.spec.feed.PATIENCE", patience)
     rng = random.Random(seed)
     rows = {row: [rng.randrange(3, 97) for _ in range(rng.randint(1, 40))] for row in (0, 1)}
     features = {row: features_of(10 * seed + row) for row in rows}
@@ -156,7 +161,10 @@ def test_every_layer_holds_what_the_known_tokens_make(
                 held(runner, row, len(tokens)), expected, rtol=1e-4, atol=1e-4
             )
             if depth:
-                mine, its = drafter._minds[row].before[depth], other._minds[row + 2].before[depth]
+                mine, its = (
+                    each._feed.minds[number].before[depth]
+                    for each, number in ((drafter, row), (other, row + 2))
+                )
                 torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
 
 
