@@ -99,7 +99,8 @@ def test_nothing_is_left_open() -> None:
     off = {name for name, value in flat.items() if value is None}
     assert off == {
         "quantization", "chat_template", "speculative_algorithm", "speculative_draft_model",
-        "draft_attention_backend", "step", "zmq_front", "zmq_keys", "api_key", "admin_key", "journal", "max_itl_ms",
+        "draft_attention_backend", "step", "zmq_front", "zmq_keys", "api_key", "admin_key",
+            "journal", "max_itl_ms",
     }  # fmt: skip
 
 
