@@ -100,7 +100,7 @@ def test_nothing_is_left_open() -> None:
     assert off == {
         "quantization", "chat_template", "speculative_algorithm", "speculative_draft_model",
         "draft_attention_backend", "step", "zmq_front", "zmq_keys", "api_key", "admin_key",
-            "journal", "max_itl_ms",
+        "journal", "max_itl_ms",
     }  # fmt: skip
 
 
