@@ -50,7 +50,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             about="a small network that reads the target's final state",
         ),
         "eagle3": Algorithm(
-            guesses=4,
+            guesses=6,
             drafts=frozenset({"LlamaForCausalLMEagle3"}),
             has_steps=True,
             has_tree=True,

@@ -18,7 +18,7 @@ from srt.config.trail import TrailEntry
 from srt.errors import ConfigError
 
 BATCH_TOKENS = 16
-CONFIDENCE = 0.3
+CONFIDENCE = 0.25
 MOST_IN_TREE = 61  # what a window can describe, the token before the tree included
 DRAFT_ONLY = ("attention_backend", "load_format", "kv_cache_dtype", "quantization")
 STEPPING = ("num_steps", "confidence")
