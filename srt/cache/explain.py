@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from srt.cache.node import TOKEN_BYTES, Node, common_tokens, decode
+from srt.cache.node import TOKEN_BYTES, Node, decode, shared_tokens
 from srt.wire.params import CacheReport
 
 # A busy branch has thousands of children. Looking at the newest ones bounds the cost of a report;
@@ -27,7 +27,7 @@ def explain_match(
     if not rivals:
         reason = "end_of_cache" if position else "empty"
         return CacheReport(matched_tokens=position, position=position, reason=reason)
-    shared = [common_tokens(ours, theirs) for theirs in rivals]
+    shared = [shared_tokens(ours, theirs) for theirs in rivals]
     furthest = max(shared)
     named = {
         decode(theirs)[furthest]

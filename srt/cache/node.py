@@ -40,7 +40,7 @@ class Node:
         return self.parent is not None and not self.children and self.num_locks == 0
 
 
-def common_pages(edge: bytes, key: bytes, start: int, page_bytes: int) -> int:
+def shared_pages(edge: bytes, key: bytes, start: int, page_bytes: int) -> int:
     """How many whole pages at the beginning of `edge` equal those of `key[start:]`."""
     if key.startswith(edge, start):
         return len(edge) // page_bytes
@@ -55,7 +55,7 @@ def common_pages(edge: bytes, key: bytes, start: int, page_bytes: int) -> int:
     return low
 
 
-def common_tokens(left: bytes, right: bytes) -> int:
+def shared_tokens(left: bytes, right: bytes) -> int:
     """Tokens on which two encoded pages of equal length agree before they first differ."""
     difference = int.from_bytes(left, "little") ^ int.from_bytes(right, "little")
     if not difference:

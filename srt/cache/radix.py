@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from srt.cache.eviction import EvictionPolicy, EvictionQueue
 from srt.cache.explain import explain_match
-from srt.cache.node import TOKEN_BYTES, Node, common_pages, encode
+from srt.cache.node import TOKEN_BYTES, Node, encode, shared_pages
 from srt.cache.radix_check import find_problems
 from srt.protocols.prefix_cache import Match
 
@@ -150,7 +150,7 @@ class RadixCache:
             if child is None:
                 break
             node = child
-            num_shared = common_pages(node.key, key, end, self._page_bytes)
+            num_shared = shared_pages(node.key, key, end, self._page_bytes)
             end += num_shared * self._page_bytes
         return node, num_shared, end
 

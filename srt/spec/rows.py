@@ -61,7 +61,7 @@ class Rows:
         were right."""
         row, tokens = self._rows[outcome.row], outcome.tokens
         guess, row.guess = row.guess, []
-        num_right = common(guess, tokens)
+        num_right = shared_len(guess, tokens)
         if len(guess) > num_right:
             self.sampler.rollback(outcome.row, len(guess) - num_right)
         self.sampler.advance(outcome.row, tokens[num_right:])
@@ -69,7 +69,7 @@ class Rows:
         return num_right
 
 
-def common(one: list[int], other: list[int]) -> int:
+def shared_len(one: list[int], other: list[int]) -> int:
     """Length of the common prefix."""
     for place, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
