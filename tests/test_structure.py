@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from srt.cli.main import COMMANDS
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("srt", "kernels", "tokenizer_proc", "bench")
 TOP_LEVEL = {
@@ -117,6 +119,20 @@ def test_readme_tree_is_the_disk() -> None:
         if len(path.relative_to(ROOT).parts) <= 3
     }
     assert named - {"tests"} == code
+
+
+def test_readme_names_every_command_and_route() -> None:
+    text = (ROOT / "README.md").read_text()
+    commands = re.findall(r"^\| `(?:tandem|python -m) ([\w.]+)", text, re.M)
+    assert set(COMMANDS) <= set(commands)
+    routes = {
+        route
+        for path in sources("srt/gateway")
+        for route in re.findall(r'router\.(?:get|post)\("([^"{]+?)/?["{]', path.read_text())
+    }
+    named = text.replace("Chat and text\ncompletions", "`/v1/chat/completions`, `/v1/completions`")
+    twins = {"/v1/tokenize", "/v1/detokenize"}  # second names of what is named
+    assert not {route for route in routes - twins if f"{route}`" not in named}
 
 
 def test_no_global_statement() -> None:

@@ -1,7 +1,7 @@
 """What the user typed. Frozen; nothing writes it, and only `resolve` and diagnostics read it.
 
-One field, one line: its default, the bag it lands in, help. The command line, the config file, the
-bags' leaves and the README's table are generated from these lines. `None` means "decide for me";
+One field, one line: its default, the bag it lands in, help. The flags and their help, the config file's
+keys, the bags' leaves and the rows of `tandem explain` are made of these lines. `None` means "decide for me";
 `resolve` decides and says why. No `None` of that kind is left in a bag.
 """
 
