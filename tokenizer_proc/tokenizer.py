@@ -352,6 +352,8 @@ class TokenizerService:
     def _refuse(self, peer: bytes, rid: str, error: BaseException) -> None:
         if not isinstance(error, e.TandemError):
             logger.error("request %s: an error of ours", rid, exc_info=error)
+        else:
+            logger.debug("request %s refused: %s", rid, error.message)
         self._replies.owe(peer, Refused(rid=rid, failure=to_failure(error)))
 
     def _reply(self, peer: bytes, message: FrontReply) -> None:

@@ -25,7 +25,7 @@ def routes(gateway: Gateway) -> APIRouter:
         body = await read_object(request, gateway.settings.max_body_bytes)
         parsed = read_fields(endpoint, body, gateway.bounds())
         model = check_model(parsed, gateway.model)
-        request_id = gateway.request_id(request, parsed.get("request_id"))
+        request_id = gateway.name_request(request, parsed.get("request_id"))
         return parsed, model, request_id, gateway.tenant(request)
 
     @router.post("/v1/chat/completions", openapi_extra=body_schema("chat"))

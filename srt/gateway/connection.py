@@ -107,11 +107,15 @@ class Connection(HttpToolsProtocol):
         self._stop_clock()
         if self.transport.is_closing():
             return
+        name = None
+        if self._arriving == "body":  # the application has begun, and named it
+            name = dict(self.scope).get("request_id")
+        name = str(name or uuid.uuid4().hex)
         has_begun = self._is_answering and self.cycle.response_started
         if not self._has_earlier and not has_begun:
-            self.transport.write(_write(error))
+            self.transport.write(_write(error, name))
             self._gateway.tally.add("http_requests_total", 1, "none", str(error.status))
-        logger.info("a connection is closed: %s", error.message)
+        logger.info("request %s: its connection is closed: %s", name, error.message)
         self.transport.close()
 
     @property
@@ -127,14 +131,14 @@ def _decline_upgrade(data: bytes) -> bytes:
     return _OFFER.sub(rb"\r\nx-offer", head) + end + rest
 
 
-def _write(error: TandemError) -> bytes:
+def _write(error: TandemError, request_id: str) -> bytes:
     """A whole answer as it goes on the wire."""
     body = dump(error_body(error))
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),
         "connection": "close",
-        "x-request-id": uuid.uuid4().hex,
+        "x-request-id": request_id,
         **error_headers(error),
     }
     status = HTTPStatus(error.status)

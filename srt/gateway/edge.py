@@ -20,8 +20,9 @@ _SAFE = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
 
 
 class Edge:
-    """A plain ASGI layer. The scope gets `request_id`, which every answer carries in `x-request-id`,
-    and `has_given_request_id`: whether the caller sent it."""
+    """A plain ASGI layer. The scope gets `request_id`, which every answer carries in `x-request-id` and
+    every line of the log names, and `has_given_request_id`: whether the caller sent it. The engine knows
+    a request by `engine_id`, see `Gateway.name_request`."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
@@ -33,8 +34,7 @@ class Edge:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         is_given = _SAFE.fullmatch(given) is not None
-        request_id = given if is_given else uuid.uuid4().hex
-        scope["request_id"] = request_id
+        scope["request_id"] = given if is_given else uuid.uuid4().hex
         scope["has_given_request_id"] = is_given
         status = 0
 
@@ -42,7 +42,7 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                name = (b"x-request-id", request_id.encode())
+                name = (b"x-request-id", scope["request_id"].encode())
                 message = {**message, "headers": [*message.get("headers", ()), name]}
             await send(message)
 
@@ -51,11 +51,14 @@ class Edge:
         except (ClientGone, ClientDisconnect):
             status = status or 499
         except Exception:
-            logger.exception("request %s: %s failed", request_id, scope["path"])
+            name = scope["request_id"]
+            logger.exception("request %s: %s failed", name, scope["path"])
             if not status:
-                error = InternalError(f"the gateway met an error of its own; request {request_id}")
+                error = InternalError(f"the gateway met an error of its own; request {name}")
                 await error_response(error)(scope, receive, send_named)
         finally:
             route = getattr(scope.get("route"), "path", "none")
             self._gateway.tally.add("http_requests_total", 1, route, str(status))
-            logger.debug("request %s: %s %d", request_id, route, status)
+            name, engine_id = scope["request_id"], scope.get("engine_id")
+            alias = "" if engine_id in (None, name) else f" ({engine_id})"
+            logger.debug("request %s%s: %s %d", name, alias, route, status)

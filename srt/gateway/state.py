@@ -53,14 +53,19 @@ class Gateway:
         name = request.headers.get("x-tandem-tenant", "")[:64]
         return self.settings.tenant_of(key_of(request), name)
 
-    def request_id(self, request: Request, chosen: str | None) -> str:
-        """The caller's name for it, or this answer's `x-request-id`; one that the caller gave gets a
-        part that makes it unique, since one trace may hold many requests."""
-        if chosen is not None:
-            return chosen
-        name: str = request.scope["request_id"]
-        is_given: bool = request.scope["has_given_request_id"]
-        return f"{name}-{uuid.uuid4().hex[:12]}" if is_given else name
+    def name_request(self, request: Request, chosen: str | None) -> str:
+        """The engine's name for it, put into the scope as `engine_id`: the one that the body chose, or
+        this answer's `x-request-id`. One that came in that header gets a part that makes it unique,
+        since the caller may send many requests under it. A chosen one is the answer's `x-request-id`
+        too if the caller sent none."""
+        scope = request.scope
+        is_given: bool = scope["has_given_request_id"]
+        if chosen is not None and not is_given:
+            scope["request_id"] = chosen
+        name: str = scope["request_id"]
+        unique = f"{name}-{uuid.uuid4().hex[:12]}" if is_given else name
+        scope["engine_id"] = unique if chosen is None else chosen
+        return scope["engine_id"]  # type: ignore[no-any-return]
 
     async def drain(self) -> None:
         """Refuse new work, give open requests their time, then end them with an error."""

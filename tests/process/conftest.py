@@ -25,6 +25,7 @@ from srt.launch.inline import InlineEngine
 from srt.launch.parts import gateway_settings
 from srt.launch.prepare import prepare
 from srt.launch.supervisor import Supervisor
+from srt.wire.channels import DealerEnd
 
 ROLES = ("scheduler", "detokenizer", "tokenizer", "gateway")
 READY_SECONDS = 60.0
@@ -40,6 +41,7 @@ class Running:
     supervisor: Supervisor | None = None
     front: str = ""
     connect: Callable[[], Awaitable[AsyncClient]] | None = None  # one more client
+    engine_end: Callable[[], str | DealerEnd] = str  # what `Client.connect` takes
 
     def http(self, **options: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.url, timeout=30.0, **options)
@@ -127,6 +129,7 @@ async def run_processes(**given: Any) -> AsyncIterator[Running]:
                 supervisor,
                 boot.addresses.front,
                 lambda: AsyncClient.connect(boot.addresses.front),
+                lambda: boot.addresses.front,
             )
         finally:
             await client.close()
@@ -151,7 +154,12 @@ async def run_inline(**given: Any) -> AsyncIterator[Running]:
             serve(create_app(gateway_client, settings), "127.0.0.1", 0, stop, port.set_result)
         )
         try:
-            yield Running(client, f"http://127.0.0.1:{await port}", connect=engine.connect)
+            yield Running(
+                client,
+                f"http://127.0.0.1:{await port}",
+                connect=engine.connect,
+                engine_end=engine.router.connect,
+            )
         finally:
             stop.set()
             await serving
