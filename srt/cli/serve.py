@@ -90,14 +90,20 @@ def check_address(host: str, port: int) -> None:
 
 
 def watch(supervisor: Supervisor, signals: Signals, drain_seconds: float) -> int:
-    """0 after a drain; raises EngineDead if a child ended by itself."""
+    """0 after a drain; raises EngineDead if a child ended by itself, also while draining."""
     while not signals.is_stopping:
         dead = supervisor.watch(timeout=0.2)
-        if dead is not None and not signals.is_stopping:
+        if dead is not None:
             supervisor.announce_death(dead)
             time.sleep(1.0)  # for the last messages to reach the clients
             raise EngineDead(f"the {dead} process died; see its log above")
-    supervisor.drain(drain_seconds, lambda: signals.is_forced)
+    is_drain = set(ENGINE_ROLES) <= set(supervisor.ready)
+    dead = supervisor.drain(drain_seconds, lambda: signals.is_forced)
+    for role, code in supervisor.stop().items():
+        if dead is None and is_drain and code > 0:  # by itself, with a reason in its log
+            dead = role
+    if dead is not None:
+        raise EngineDead(f"the {dead} process died while draining; see its log above")
     return 0
 
 

@@ -20,6 +20,7 @@ class Control:
         self._reports = os.dup(1)
         os.dup2(2, 1)
         self._notices = _read_lines(0)
+        self.is_orphaned = False  # the parent is gone or closed the pipe
 
     def read_boot(self) -> bytes:
         """Empty if the parent died before it said anything."""
@@ -43,6 +44,7 @@ class Control:
         def run() -> None:
             for line in self._notices:
                 on_notice(orjson.loads(line))
+            self.is_orphaned = True
             on_end()
             timer = threading.Timer(GRACE_SECONDS, os._exit, (70,))
             timer.daemon = True

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -47,7 +48,18 @@ def main() -> int:
     except Exception:
         log.exception("%s failed", role)
         return 1
+    finally:
+        if control.is_orphaned:
+            remove_folder(boot)
     return 0
+
+
+def remove_folder(boot: Boot) -> None:
+    """A parent that was killed cannot remove the sockets' folder; whoever closes the last one does."""
+    try:
+        Path(boot.addresses.work.removeprefix("ipc://")).parent.rmdir()
+    except OSError:
+        log.debug("the sockets' folder is still in use, or gone")
 
 
 def run_scheduler(boot: Boot, control: Control) -> None:
@@ -99,8 +111,9 @@ def listen(
         if "hurry" in fields:
             loop.call_soon_threadsafe(on_hurry)
 
-    def end() -> None:
+    def end() -> None:  # nobody is left who could say how long a drain may take
         loop.call_soon_threadsafe(stop.set)
+        loop.call_soon_threadsafe(on_hurry)
 
     control.listen(notice, end)
 

@@ -96,11 +96,9 @@ class Supervisor:
                 event = self._events.get(timeout=left)
             except queue.Empty:
                 return None
-            if event.exit_code is not None:
+            if _is_end(event):
                 log.error("%s ended with code %s", event.role, event.exit_code)
                 return event.role
-            if "stray" in event.report:
-                log.warning("%s printed: %s", event.role, event.report["stray"])
 
     def announce_death(self, role: str) -> None:
         """Lets the living processes end every open request with an error."""
@@ -109,22 +107,37 @@ class Supervisor:
             if listener in self._children:
                 self._children[listener].tell(notice)
 
-    def drain(self, seconds: float, is_forced: Callable[[], bool] = lambda: False) -> None:
+    def drain(self, seconds: float, is_forced: Callable[[], bool] = lambda: False) -> str | None:
         """Asks those who take requests to refuse new ones and finish the rest. The tokenizer ends what
         is open after `seconds`, or at once when `is_forced`; the gateway passes those ends on, so
-        both get a little longer. Returns when they are gone."""
-        fronts = [self._children[role] for role in LISTENERS if role in self._children]
-        for child in fronts:
+        both get a little longer. Returns when they are gone: the role of a child that died meanwhile,
+        which was announced, or None."""
+        was_ready = len(self.ready) == len(self._roles)  # before that a child may end as it likes
+        fronts = {role: self._children[role] for role in LISTENERS if role in self._children}
+        for child in fronts.values():
             child.ask_to_stop()
         deadline = time.monotonic() + seconds + LAST_WORDS_SECONDS
-        is_told = False
-        while any(child.is_alive for child in fronts) and time.monotonic() < deadline:
+        is_told, dead, waiting = False, None, set(fronts)
+        while waiting and time.monotonic() < deadline:
             if is_forced() and not is_told:
                 is_told = True
                 deadline = time.monotonic() + LAST_WORDS_SECONDS
-                for child in fronts:
+                for child in fronts.values():
                     child.tell(orjson.dumps({"hurry": True}))
-            time.sleep(0.02)
+            try:
+                event = self._events.get(timeout=0.02)
+            except queue.Empty:
+                continue
+            if not _is_end(event):
+                continue
+            waiting.discard(event.role)
+            is_done = event.role in fronts and event.exit_code == 0
+            if was_ready and not is_done and dead is None:
+                dead = event.role
+                log.error("%s ended with code %s while draining", dead, event.exit_code)
+                self.announce_death(dead)
+                deadline = min(deadline, time.monotonic() + LAST_WORDS_SECONDS)
+        return dead
 
     def stop(self, grace: float = 3.0) -> dict[str, int]:
         """Ends every child and returns the exit codes. Idempotent."""
@@ -140,3 +153,10 @@ class Supervisor:
 
     def kill(self) -> None:
         self.stop(grace=0.5)
+
+
+def _is_end(event: Event) -> bool:
+    """Whether the child ended; what it printed instead of reporting goes into the log."""
+    if "stray" in event.report:
+        log.warning("%s printed: %s", event.role, event.report["stray"])
+    return event.exit_code is not None

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,57 +13,12 @@ import httpx
 import psutil
 import pytest
 
-from srt.client import AsyncClient, SamplingParams
-from srt.errors import EngineDead, TandemError
+from srt.client import SamplingParams
+from srt.errors import TandemError
 from tests.process.conftest import RunEngine
+from tests.process.served import Served, slow_script
 
-GREEDY = SamplingParams(temperature=0.0)
 ROOT = Path(__file__).parents[2]
-
-
-class Served:
-    """`tandem serve` as a user runs it."""
-
-    def __init__(self, folder: Path, *flags: str) -> None:
-        self.folder = folder
-        environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "srt.cli.main", "serve", "--port", "0", *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            text=True,
-        )
-        self.lines: list[str] = []
-
-    def wait_ready(self) -> str:
-        """The address it printed."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            if line.startswith("listening on "):
-                return line.split()[2].rstrip(";")
-        raise AssertionError("".join(self.lines))
-
-    def children(self) -> dict[str, psutil.Process]:
-        found = {}
-        for child in psutil.Process(self.process.pid).children():
-            words = child.cmdline()
-            if "srt.launch.roles" in words:
-                found[words[-1]] = child
-        return found
-
-    def end(self) -> tuple[int, str]:
-        """Exit code and everything it wrote."""
-        _, errors = self.process.communicate(timeout=30)
-        return self.process.returncode, "".join(self.lines) + errors
-
-    def leftovers(self) -> list[str]:
-        return [str(path) for path in self.folder.glob("tandem-*")]
-
-
-def slow_script(script: Callable[..., str]) -> str:
-    return script(["a", "b"], script=[256, 257] * 100, step_seconds=0.02)
 
 
 @pytest.mark.parametrize("mode", [(), ("--inline",)], ids=["processes", "inline"])
@@ -120,82 +73,6 @@ async def test_what_a_drain_cuts_short_is_told_so(
         code, errors = await asyncio.to_thread(served.end)
     assert code == 0, errors
     assert not served.leftovers()
-
-
-@pytest.mark.parametrize("role", ["scheduler", "tokenizer", "detokenizer"])
-async def test_a_dead_process_ends_every_request(
-    tmp_path: Path, script: Callable[..., str], role: str
-) -> None:
-    served = Served(tmp_path, "--model", slow_script(script), "--max-running", "2")
-    url = await asyncio.to_thread(served.wait_ready)
-    children = served.children()
-
-    async def stream(client: httpx.AsyncClient, model: str) -> str:
-        body = {"model": model, "prompt": "x", "stream": True, "max_tokens": 200}
-        async with client.stream("POST", "/v1/completions", json=body) as answer:
-            return (await answer.aread()).decode()
-
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        model = (await client.get("/v1/models")).json()["data"][0]["id"]
-        streams = [asyncio.create_task(stream(client, model)) for _ in range(5)]  # 2 run, 3 wait
-        await asyncio.sleep(0.7)
-        killed = time.monotonic()
-        children[role].kill()
-        texts = await asyncio.gather(*streams)
-        assert time.monotonic() - killed < 10
-        for text in texts:
-            assert '"error"' in text and text.endswith("data: [DONE]\n\n"), text[-300:]
-            assert role in text
-    code, errors = await asyncio.to_thread(served.end)
-    assert code == 1, errors
-    assert f"the {role} process died" in errors
-    assert not [child for child in children.values() if child.is_running()]
-    assert not served.leftovers()
-
-
-@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
-async def test_a_stopped_process_is_noticed(
-    processes: RunEngine, script: Callable[..., str], role: str
-) -> None:
-    async with processes(model=slow_script(script), stall_seconds=1.5) as running:
-        stream = asyncio.create_task(running.client.generate("x", GREEDY))
-        await asyncio.sleep(0.3)
-        os.kill(running.pids[role], signal.SIGSTOP)
-        try:
-            with pytest.raises(EngineDead):
-                await stream
-            async with running.http() as http:
-                health = await http.get("/health")
-                assert health.status_code == 503
-                refused = await http.post("/v1/completions", json={"model": "x", "prompt": "x"})
-                assert refused.status_code in (404, 503)
-            with pytest.raises(EngineDead):
-                await running.client.generate("x", GREEDY)
-        finally:
-            os.kill(running.pids[role], signal.SIGCONT)
-        for _ in range(100):  # it wakes up and everything is as before
-            if (await running.client.health())["phase"] == "ready":
-                break
-            await asyncio.sleep(0.1)
-        assert (await running.client.generate("x", GREEDY)).text == "ab" * 100
-        await running.settle()
-
-
-async def test_a_stopped_tokenizer_is_noticed_by_its_clients(
-    processes: RunEngine, script: Callable[..., str]
-) -> None:
-    async with processes(model=slow_script(script)) as running:
-        client = await AsyncClient.connect(running.front, stall_seconds=1.0)
-        stream = asyncio.create_task(client.generate("x", GREEDY))
-        await asyncio.sleep(0.3)
-        os.kill(running.pids["tokenizer"], signal.SIGSTOP)
-        try:
-            with pytest.raises(EngineDead):
-                await stream
-        finally:
-            os.kill(running.pids["tokenizer"], signal.SIGCONT)
-        await client.close()
-        await running.settle()
 
 
 async def test_a_client_that_dies_is_an_abort(
@@ -315,7 +192,7 @@ def test_a_broken_checkpoint_is_refused_by_tensor(
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     run = subprocess.run(
         [sys.executable, "-m", "srt.cli.main", "serve", "--port", "0", "--model", str(folder)],
-        capture_output=True, text=True, cwd=ROOT, timeout=60,
+        capture_output=True, text=True, cwd=ROOT, timeout=10,
     )  # fmt: skip
     assert run.returncode == 2, run.stderr
     assert name in run.stderr and "Traceback" not in run.stderr, run.stderr
