@@ -128,7 +128,7 @@ def print_ready(
         print(f"listening on {url}; try\n", file=sys.stderr)
         print(
             f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d "
-            f'\'{{"model": "{model}", "stream": true, "messages": '
+            f'\'{{"model": "{model}", "stream": true, "temperature": 0, "messages": '
             '[{"role": "user", "content": "What is the capital of France?"}]}\'\n',
             flush=True,
         )
