@@ -1,0 +1,159 @@
+"""Every command once, as a user types it: what it prints and what it exits with."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from srt.cli.main import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+@pytest.fixture(autouse=True)
+def logging_stays() -> Iterator[None]:
+    """The commands set up logging for their own process, which here is pytest's."""
+    root = logging.getLogger()
+    before = list(root.handlers), root.level
+    yield
+    root.handlers, root.level = before
+
+
+@pytest.fixture
+def model(script: Callable[..., str]) -> str:
+    scripts = {"user: hi\n": [257], "user: hi\nassistant: sea\nuser: more\n": [258]}
+    return script(["one", "sea", "ship"], scripts=scripts)
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> str:
+    path = tmp_path / "template.jinja"
+    path.write_text(CHAT)
+    return str(path)
+
+
+def exit_code(*words: str) -> int:
+    """Of the whole command; argparse leaves by SystemExit."""
+    try:
+        return main(list(words))
+    except SystemExit as leaving:
+        assert isinstance(leaving.code, int)
+        return leaving.code
+
+
+def test_generate_then_replay(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt, then a file of them with one that is refused; the journal of the latter replays."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("x"))
+    assert main(["generate", "-", "--model", model, "--max-tokens", "2"]) == 0
+    assert capsys.readouterr().out == "onesea\n"
+
+    prompts, journal = tmp_path / "prompts", tmp_path / "journal"
+    prompts.write_text("x\n" + "y" * 600 + "\nz\n")
+    flags = ("--model", model, "--journal", str(journal), "--max-running", "2")
+    assert main(["generate", "--file", str(prompts), *flags]) == 1
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row.get("text") for row in rows] == ["oneseaship", None, "oneseaship"]
+    assert rows[0]["finish_reason"] == "stop" and "512" in rows[1]["error"]
+
+    assert main(["replay", str(journal)]) == 0
+    said = capsys.readouterr().out
+    assert "every step is the recorded one" in said and not said.startswith("0 turns")
+    journal.write_bytes(b"nothing of the kind\n")
+    assert main(["replay", str(journal)]) == 2
+    assert str(journal) in capsys.readouterr().err
+
+
+def test_chat(
+    model: str, template: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversation remembers both sides, /new forgets them, /quit leaves."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\nmore\n\n/new\nhi\n/quit\nnever\n"))
+    assert main(["chat", "--model", model, "--chat-template", template]) == 0
+    said = capsys.readouterr()
+    assert said.out == "sea\nship\nsea\n"
+    assert "/quit" in said.err
+
+
+def test_explain(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--model", model, "--port", "9", "--only", "serving.port"]) == 0
+    said = capsys.readouterr().out
+    assert "port" in said and "9" in said and "typed" in said
+    assert main(["explain", "--model", model, "--only", "nonsense"]) == 2
+
+
+def test_explain_as_json_needs_no_torch(model: str) -> None:
+    program = (
+        "import sys; from srt.cli.main import main; code = main(sys.argv[1:]);"
+        "sys.exit(code or 10 * ('torch' in sys.modules))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, "explain", "--json", "--model", model],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    rows = {f"{row['group']}.{row['name']}": row for row in json.loads(run.stdout)}
+    assert rows["model.model"]["source"] == "typed" and rows["schedule.page_size"]["reason"]
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor"])
+    rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    levels = {subject: level for level, subject, _ in rows}
+    assert {"srt", "kernels", "torch", "cores", "memory", "compiler", "cache"} <= set(levels)
+    assert levels["srt"] == levels["kernels"] == levels["torch"] == "ok"
+    assert code == (1 if "bad" in levels.values() else 0)
+
+
+def test_model(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", "list"]) == 0
+    assert "smollm2-135m" in capsys.readouterr().out
+    assert main(["model", "show", model]) == 0
+    said = capsys.readouterr().out
+    assert "Script" in said and "260" in said
+    assert main(["model", "show", f"{model}/nowhere"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("", "COMMAND"),
+        ("dance", "dance"),
+        ("serve --nonsense 1", "--nonsense"),
+        ("serve --max-n many", "--max-n"),
+        ("serve --zmq-front tcp://0.0.0.0:5555", "--zmq-keys"),
+        ("generate", "--file"),
+        ("generate x --file y", "--file"),
+        ("generate x --connect ipc:///tmp/nobody --port 9", "port"),
+        ("chat --keys nowhere.toml", "--connect"),
+        ("chat --temperature hot", "--temperature"),
+        ("explain --page-size 0", "--page-size"),
+        ("doctor now", "now"),
+        ("bench", "--url"),
+        ("model dance", "dance"),
+        ("replay nowhere", "nowhere"),
+        ("keys", "folder"),
+        ("draft train --model x --out y --steps 0", "--steps"),
+        ("draft train --model x --out y --coverage 2", "--coverage"),
+        ("verify --nonsense 1", "--nonsense"),
+    ],
+)
+def test_wrong_use_is_code_2(words: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*words.split()) == 2
+    said = capsys.readouterr()
+    assert hint in said.err and not said.out and "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(command, "--help") == 0
+    assert f"tandem {command}" in capsys.readouterr().out
