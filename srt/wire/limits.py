@@ -140,9 +140,10 @@ def check_length(params: SamplingParams, prompt_len: int, context_length: int) -
 
 def _refuse_length(prompt_len: int, max_tokens: int | None, context_length: int) -> None:
     asked = "at least 1 output token" if max_tokens is None else f"max_tokens {max_tokens}"
+    # Client frameworks know an overflow, and shorten the prompt, by "prompt is too long" in the text.
     raise ContextLengthExceeded(
-        f"the prompt has {prompt_len} tokens; with {asked} that is more than the context length "
-        f"of {context_length}",
+        f"the prompt is too long: with {asked}, its {prompt_len} tokens are more than the context "
+        f"length of {context_length}",
         param="max_tokens" if prompt_len < context_length else "prompt",
     )
 
