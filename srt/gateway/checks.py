@@ -54,7 +54,10 @@ def refuse(name: str, message: str) -> NoReturn:
 
 def show(value: Any) -> str:
     """A value as it may stand in an error message: short, whatever it is."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "something nested this deeply"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -59,7 +59,10 @@ def _write_schema(value: Any) -> str:
         raise InvalidSchema(
             f"{FIELD}: json_schema.schema must be an object, not {show(schema)}", param=FIELD
         )
-    return orjson.dumps(schema).decode()
+    try:
+        return orjson.dumps(schema).decode()
+    except orjson.JSONEncodeError as error:  # the parser lets deeper values in than the writer out
+        raise InvalidSchema(f"{FIELD}: json_schema.schema: {error}", param=FIELD) from None
 
 
 def _refuse_others(value: dict[str, Any], allowed: tuple[str, ...], where: str) -> None:

@@ -94,6 +94,8 @@ def _check_schema(grammar: Grammar, schema: dict[str, Any]) -> dict[str, Any]:
         replace_one_of(schema)
     except SchemaFault as fault:
         raise refusal(grammar, str(fault)) from None
+    except RecursionError:
+        raise refusal(grammar, "the schema is nested too deeply") from None
     endless = find_endless(schema)
     if endless is not None:
         raise refusal(grammar, f"{endless} requires itself without end: no text can satisfy it")

@@ -130,3 +130,27 @@ async def test_paths_and_methods_that_are_not_there() -> None:
     wrong = await api.get("/v1/completions")
     assert wrong.status_code == 405 and wrong.json()["error"]["code"] == "method_not_allowed"
     assert wrong.headers["allow"] == "POST" and wrong.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("depth", [260, 500, 1000])
+async def test_a_deep_value_is_refused_by_its_field(depth: int) -> None:
+    """Deeper than Python or the JSON writer can go, and not too deep for the JSON reader."""
+    api = Api()
+    deep = '{"not":' * depth + "{}" + "}" * depth
+    schema = '{"type":"json_schema","json_schema":{"name":"x","schema":' + deep + "}}"
+    for field, value, code in (
+        ("response_format", schema, "invalid_schema"),
+        ("temperature", deep, "invalid_value"),
+        ("stop", "[" + deep + "]", "invalid_value"),
+        ("choice", deep, "invalid_value"),
+        ("logit_bias", '{"5":' + deep + "}", "invalid_value"),
+    ):
+        content = '{"prompt":"hi","' + field + '":' + value + "}"
+        response = await api.http.post(
+            "/v1/completions", content=content, headers={"content-type": JSON}
+        )
+        error = response.json()["error"]
+        assert response.status_code == 400, error
+        if depth < 1000:  # past that the reader itself says no
+            assert error["code"] == code and error["param"].startswith(field)
+    assert not api.engine.asked
