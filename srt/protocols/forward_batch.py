@@ -11,12 +11,16 @@ order is the only thing that makes the overlap loop safe, so a runner must keep 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from srt.wire.params import SamplingParams, TokenLogprobs
 
 # The `SliceResult.error` that is the request's own doing: its bans took every token away.
 NOTHING_LEFT = "no token can be chosen: every one is forbidden"
+
+
+LookAhead = Callable[[list[int]], bytes | None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +77,8 @@ class Slice:
     `parents`: the guesses are a tree; for each the index of the guess before it, -1: the first token.
     `window`: what the tokens see, if it is not what lies before them.
     `allowed`: only these tokens may be drawn, bit `i % 8` of byte `i // 8` for token i, one bit for
-    each of the vocabulary.
+    each of the vocabulary. `look_ahead`: with guesses, what is allowed after the tokens drawn in this
+    step; None: nothing, the text is complete. It may be called until the step's result is there.
     """
 
     row: int
@@ -87,6 +92,7 @@ class Slice:
     parents: list[int] | None = None
     window: Window | None = None
     allowed: bytes | None = None
+    look_ahead: LookAhead | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -57,6 +57,11 @@ class Grammars(Protocol):
         InvalidSchema, see `Matcher`."""
         ...
 
+    def peek(self, uid: int, tokens: list[int]) -> bytes | None:
+        """What `follow` would say, without taking the tokens; None also if it would raise, or if the
+        request is over. May be called from another thread while nobody calls anything for `uid`."""
+        ...
+
     def forget(self, uid: int) -> None:
         """The request is over, whatever became of it. Idempotent."""
         ...

@@ -99,7 +99,8 @@ class TpModelWorker:
                 Guess((piece.tokens or [])[piece.length - piece.draft :], piece.parents)
                 for piece in slices
             ]
-            runs = accept(self.sampler, logits, rows, guesses, masks)
+            looks = [piece.look_ahead for piece in slices]
+            runs = accept(self.sampler, logits, rows, guesses, masks, looks)
             last = torch.tensor([run.last for run in runs], dtype=torch.int64, device=logits.device)
             self.runner.remember(rows, last)
             return runs

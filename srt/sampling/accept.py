@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 import torch
 
 from srt.protocols.drafter import Guess
+from srt.protocols.forward_batch import LookAhead
 from srt.sampling.sampler import Sampler
 from srt.wire.params import TokenLogprobs
 
@@ -47,26 +48,29 @@ def accept(
     rows: list[int],
     guesses: list[Guess],
     masks: list[bytes | None] | None = None,
+    looks: list[LookAhead | None] | None = None,
 ) -> list[Run]:
     """One run for each of `rows`, all different. logits: [sum(1 + len(guess.tokens)), V] float32, row
     after row: those behind the last known token, then behind each guess. They may be changed in place.
 
-    `masks` are those of `Slice.allowed`. A row that has one has no guesses: what may follow a guess is
-    known only when the grammar has taken it.
+    `masks` are those of `Slice.allowed`, `looks` those of `Slice.look_ahead`, which a row that has a
+    mask and guesses needs.
     """
     firsts, first = [], 0
     for guess in guesses:
         firsts.append(first)
         first += 1 + len(guess.tokens)
     assert first == len(logits), (first, len(logits))
-    assert masks is None or not any(m and g.tokens for m, g in zip(masks, guesses, strict=True))
+    permitted: list[bytes | None] = [None] * len(rows) if masks is None else list(masks)
     runs = [Run() for _ in rows]
     places = [-1] * len(rows)
     alive, depth = list(range(len(rows))), 0
     while alive:
         index = [firsts[each] + 1 + places[each] for each in alive]
+        here = [permitted[each] for each in alive]
+        is_masked = any(mask is not None for mask in here)
         sampled = sampler.sample(
-            logits[index], [rows[each] for each in alive], None if depth else masks
+            logits[index], [rows[each] for each in alive], here if is_masked else None
         )
         going = []
         for at, (each, token) in enumerate(zip(alive, sampled.tokens.tolist(), strict=True)):
@@ -81,6 +85,12 @@ def accept(
             if error is None and following is not None:
                 run.kept.append(following)
                 places[each] = following
+                if permitted[each] is not None:
+                    look = None if looks is None else looks[each]
+                    assert look is not None, "a mask, a guess and no way to look ahead"
+                    permitted[each] = look(run.tokens)
+                    if permitted[each] is None:
+                        continue
                 going.append(each)
         alive, depth = going, depth + 1
     return runs

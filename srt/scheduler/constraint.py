@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from srt.errors import InvalidRequest, TandemError
 from srt.metrics.registry import Registry
 from srt.protocols.grammar import Grammars
@@ -51,6 +53,7 @@ class Constraint:
                 self._finisher.finish(request, "error", now, error=opened.error)
             else:
                 request.allowed = opened.mask
+                request.look_ahead = partial(self._grammars.peek, request.uid)
 
     def follow(self, request: Request, tokens: list[int]) -> TandemError | bool:
         """After these tokens: whether the output is complete, or why it cannot go on."""

@@ -114,6 +114,6 @@ class Decode:
                 allowed=request.allowed,
             )
             if most and lease.grow(length + most):
-                piece.draft = most
+                piece.draft, piece.look_ahead = most, request.look_ahead
             pieces.append(Piece(request=request, slice=piece, ends_prefill=False))
         return pieces

@@ -70,7 +70,8 @@ def digest(batch: ForwardBatch) -> bytes:
     """Eight bytes that stand for everything in a batch but the masks of grammars: these follow from
     the tokens, and a replay has no vocabulary to make them from."""
     if any(piece.allowed is not None for piece in batch.slices):
-        batch = replace(batch, slices=[replace(piece, allowed=None) for piece in batch.slices])
+        plain = [replace(piece, allowed=None, look_ahead=None) for piece in batch.slices]
+        batch = replace(batch, slices=plain)
     return blake2b(msgspec.msgpack.encode(batch), digest_size=8).digest()
 
 
@@ -114,6 +115,10 @@ class _RecordedGrammars:
             raise
         self._write(Followed(is_complete=mask is None))
         return mask
+
+    def peek(self, uid: int, tokens: list[int]) -> bytes | None:
+        """The worker's question, whose answer comes with the step's result."""
+        return self._grammars.peek(uid, tokens)
 
     def forget(self, uid: int) -> None:
         self._grammars.forget(uid)

@@ -20,8 +20,7 @@ FREE_MISSES = 2  # in a row, before the first pause
 
 
 class Pace:
-    """`most` 0: nobody ever gets a guess. A request with a grammar never does: what a grammar allows
-    behind a guess is known only when it has taken the guess."""
+    """`most` 0: nobody ever gets a guess."""
 
     def __init__(
         self, *, most: int, budget: int, is_eager: bool = False, knows_when: bool = False
@@ -45,7 +44,7 @@ class Pace:
         return [self._length(request, share) for request in due]
 
     def _length(self, request: Request, share: int) -> int:
-        if request.remaining < 2 or request.params.grammar is not None:
+        if request.remaining < 2:
             return 0
         if self._is_eager:
             return min(share, request.remaining - 1)

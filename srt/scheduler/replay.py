@@ -96,6 +96,9 @@ class _Tape:
             raise from_failure(record.failure)
         return None if record.is_complete else b""
 
+    def peek(self, uid: int, tokens: list[int]) -> bytes | None:
+        raise AssertionError("a replay has no worker that would ask")
+
     def forget(self, uid: int) -> None:
         """Nothing is kept."""
 

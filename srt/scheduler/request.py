@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from srt.cache.lease import Lease
+from srt.protocols.forward_batch import LookAhead
 from srt.wire.messages import Work
 from srt.wire.params import CacheReport, SamplingParams, Timing, TokenLogprobs, Usage
 
@@ -83,6 +84,7 @@ class Request:
     cool_until: int = 0  # step number
     # [grammar]
     allowed: bytes | None = None  # what may follow `tokens`; None: anything, or not known yet
+    look_ahead: LookAhead | None = None  # with a grammar: what may follow guesses
     # [receive]
     is_shared: bool = False  # its prompt was offered to the cache
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # collected, not yet sent

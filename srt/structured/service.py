@@ -116,6 +116,21 @@ class ThreadedGrammars:
             matcher.accept(token)
         return None if matcher.is_finished else matcher.mask()
 
+    def peek(self, uid: int, tokens: list[int]) -> bytes | None:
+        matcher = self._live.get(uid)
+        if matcher is None:
+            return None
+        num_taken = 0
+        try:
+            for token in tokens:
+                matcher.accept(token)
+                num_taken += 1
+            return None if matcher.is_finished else matcher.mask()
+        except TandemError:
+            return None  # the same awaits `follow`, which tells the user
+        finally:
+            matcher.rollback(num_taken)
+
     def forget(self, uid: int) -> None:
         self._live.pop(uid, None)
         future = self._asked.pop(uid, None)

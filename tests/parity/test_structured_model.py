@@ -13,6 +13,8 @@ from request_set import END, VOCAB, ask, words
 from whole_engine import Outcome, Setting, engine, expect_equal
 
 from srt.config.facts import ModelFacts
+from srt.scheduler.balance import Balance
+from srt.scheduler.pace import Pace
 from srt.structured.service import ThreadedGrammars
 from srt.structured.tokens import TokenTable
 from srt.wire.messages import Work
@@ -130,6 +132,53 @@ def test_settings_do_not_change_it(
     with engine(facts, setting, grammars=grammars) as made:
         found = made.run(todo[:40], todo[40:])
     expect_equal(found, expected)
+
+
+@pytest.mark.parametrize(("topk", "depth"), [(1, 0), (1, 1), (3, 1)])
+def test_guesses_follow_the_grammar(
+    topk: int,
+    depth: int,
+    facts: ModelFacts,
+    grammars: ThreadedGrammars,
+    expected: dict[int, Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guesses that are right all the way to the end of the text, past which nothing may come."""
+    monkeypatch.setattr(Pace, "learn", lambda *_: None)
+    monkeypatch.setattr(Balance, "pays", lambda *_: True)
+    todo = requests()[:60]
+    answers = [[*each.token_ids, *expected[each.uid].tokens] for each in todo]
+    size = 4 if topk == 1 else 7
+    setting = Setting(
+        radix=True, depth=depth, chunk=16, drafter="eagle3", topk=topk, draft_tokens=size
+    )
+    with engine(facts, setting, grammars=grammars, answers=answers) as made:
+        found = made.run(todo[:20], todo[20:])
+    expect_equal(found, {each.uid: expected[each.uid] for each in todo})
+    usages = [outcome.end.usage for outcome in found.values()]
+    drafted, accepted = (
+        sum(u.drafted_tokens for u in usages),
+        sum(u.accepted_tokens for u in usages),
+    )
+    assert accepted > (0.7 if topk == 1 else 0.2) * drafted > 100
+
+
+def test_a_look_ahead_takes_nothing(grammars: ThreadedGrammars) -> None:
+    word = [PIECES.index(bytes([letter])) for letter in b"north"]
+    grammars.open(900, GRAMMARS[2])
+    while not (opened := grammars.ready(1.0)):
+        pass
+    assert opened[0].error is None
+    assert grammars.peek(900, word[:2]) == grammars.peek(900, word[:2]) != opened[0].mask
+    mask = grammars.follow(900, word[:2])
+    assert mask == grammars.peek(900, []) and mask is not None
+    end = PIECES.index(b"-")
+    assert grammars.peek(900, word[2:]) is not None  # north, or north-east
+    east = [end, *(PIECES.index(bytes([letter])) for letter in b"east")]
+    assert grammars.peek(900, [*word[2:], *east]) is None
+    assert grammars.follow(900, word[2:]) is not None
+    grammars.forget(900)
+    assert grammars.peek(900, word) is None
 
 
 def test_greedy_and_odd_rules(facts: ModelFacts, grammars: ThreadedGrammars) -> None:
