@@ -18,17 +18,19 @@ def typed(
     choices: tuple[str, ...] = (),
     *,
     least: float | None = None,
+    most: float | None = None,
     at_load: bool = False,
     secret: bool = False,
 ) -> Any:
     """A dataclass field with its bag and its help.
 
     bag: the namespace of its leaf; "runner": it may differ between target and draft, so it becomes part
-    of the `RunnerSpec` and of no bag; "draft": the same, and only the draft's. choices: the words allowed. least: the smallest number allowed.
+    of the `RunnerSpec` and of no bag; "draft": the same, and only the draft's. choices: the words allowed. least, most: the smallest
+    and the largest number allowed.
     at_load: the leaf may be changed by `declare_load_time_override`. secret: never shown.
     """
     metadata: dict[str, Any] = {"bag": bag, "help": help, "choices": choices}
-    metadata |= {"least": least, "at_load": at_load, "secret": secret}
+    metadata |= {"least": least, "most": most, "at_load": at_load, "secret": secret}
     return field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -78,7 +80,7 @@ class ServerArgs:
     native_kernels: bool | None = typed(None, "exec", "use the compiled CPU kernels; default: when a compiler or a cached build is there", at_load=True)
     num_threads: int | None = typed(None, "exec", "threads of the model's forward on a CPU", least=1)
     host: str = typed("127.0.0.1", "serving", "address of the HTTP gateway")
-    port: int = typed(8000, "serving", "port of the HTTP gateway; 0: any free one", least=0)
+    port: int = typed(8000, "serving", "port of the HTTP gateway; 0: any free one", least=0, most=65535)
     zmq_front: str | None = typed(None, "serving", "endpoint for ZMQ clients, ipc:// or tcp://; default: a private ipc file")
     zmq_keys: str | None = typed(None, "serving", "folder of keys (`tandem keys FOLDER`): only clients with a key get in at --zmq-front")
     gateway: bool = typed(True, "serving", "start the HTTP gateway")

@@ -26,6 +26,7 @@ class Leaf:
     help: str
     choices: tuple[str, ...]
     least: float | None
+    most: float | None
     at_load: bool
     secret: bool
 
@@ -86,6 +87,8 @@ def convert(leaf: Leaf, value: Any, wanted: Any = None) -> Any:
         )
     if leaf.least is not None and result is not None and not result >= leaf.least:
         raise ConfigError(f"{leaf.flag} cannot be {shown}; the smallest allowed is {leaf.least:g}")
+    if leaf.most is not None and result is not None and not result <= leaf.most:
+        raise ConfigError(f"{leaf.flag} cannot be {shown}; the largest allowed is {leaf.most:g}")
     return result
 
 

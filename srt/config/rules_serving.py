@@ -10,8 +10,6 @@ from srt.errors import ConfigError
 
 
 def decide_serving(args: ServerArgs, entropy: int, decisions: Decisions) -> None:
-    if args.port > 65535:
-        raise ConfigError(f"--port {args.port} was asked for; allowed: 0 (any free one) to 65535")
     front = args.zmq_front
     if front is not None and not front.startswith(("ipc://", "tcp://")):
         raise ConfigError(

@@ -14,6 +14,7 @@ from srt.config.probe_layers import layer_facts
 from srt.config.resolve import Resolution, resolve
 from srt.config.trail import InputSource
 from srt.launch.boot import Boot, draw_identity
+from srt.launch.files import check_files
 from srt.launch.supervisor import Progress, show_nothing
 from srt.loading.fetch import find_known
 from srt.loading.locate import locate, shipped_draft
@@ -57,6 +58,7 @@ def prepare(
     process is started."""
     if args.zmq_keys is not None:
         read_server_keys(args.zmq_keys)
+    check_files(args)
     facts = probe(args, cache_folder, progress)
     engine_id, entropy = draw_identity()
     boot = Boot(

@@ -159,3 +159,8 @@ def test_child_process_resolves_to_equal_bags() -> None:
 
 def test_a_published_record_keeps_its_secrets_out_of_its_repr() -> None:
     assert "hush" not in repr(ServerArgs(api_key="hush", admin_key="hush"))
+
+
+def test_a_port_that_no_machine_has_is_refused_where_it_is_typed() -> None:
+    with pytest.raises(ConfigError, match="--port cannot be 99999; the largest allowed is 65535"):
+        parse_flags(["--port", "99999"])
