@@ -9,6 +9,7 @@ from srt.cli.options import add_connect, add_server_flags, running_engine
 from srt.cli.sampling import add_sampling, sampling_params
 from srt.client import Client
 from srt.errors import RequestError
+from srt.wire.params import SamplingParams
 
 HELP = "Type and press Enter. /new starts over, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
 
@@ -21,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    params = sampling_params(options)
     first = [{"role": "system", "content": options.system}] if options.system else []
     with running_engine(options) as client:
         print(f"{client.welcome.model}. {HELP}", file=sys.stderr)
@@ -31,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
             if line == "/new":
                 turns = list(first)
             elif line:
-                answer_turn(client, turns, line, options)
+                answer_turn(client, turns, line, params)
     return 0
 
 
@@ -45,17 +47,20 @@ def read_line() -> str | None:
     except KeyboardInterrupt:
         print()
         return ""
+    except UnicodeDecodeError:
+        print("refused: that was not text in UTF-8", file=sys.stderr)
+        return ""
 
 
 def answer_turn(
-    client: Client, turns: list[dict[str, str]], line: str, options: argparse.Namespace
+    client: Client, turns: list[dict[str, str]], line: str, params: SamplingParams
 ) -> None:
     """Streams the answer and adds both sides to `turns`; an interrupted answer counts as far as it got,
     a refused question is taken back."""
     turns.append({"role": "user", "content": line})
     said = ""
     try:
-        for output in client.stream_chat(turns, sampling_params(options)):
+        for output in client.stream_chat(turns, params):
             said += output.text
             print(output.text, end="", flush=True)
     except KeyboardInterrupt:

@@ -54,7 +54,7 @@ def check(
         check_tokens("token_ids", message.token_ids, vocab_size)
         if prompt_len is None and len(message.token_ids) > context_length:
             _refuse_length(len(message.token_ids), message.params.max_tokens, context_length)
-    _check_sampling(message.params)
+    check_sampling(message.params)
     _check_stops(message, limits, vocab_size)
     _check_bias(message.params, limits, vocab_size)
     _check_grammar(message.params.grammar, limits)
@@ -165,7 +165,8 @@ def _check_messages(messages: Sequence[ChatMessage], limits: Limits) -> None:
             )
 
 
-def _check_sampling(params: SamplingParams) -> None:
+def check_sampling(params: SamplingParams) -> None:
+    """Every number in its range, as far as neither the model nor a flag has a say."""
     if params.max_tokens is not None and params.max_tokens < 0:
         raise InvalidRequest(
             f"max_tokens is {params.max_tokens}; it must be 0 or more", param="max_tokens"
