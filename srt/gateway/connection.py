@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import sys
 import uuid
 from http import HTTPStatus
 from typing import Literal
@@ -19,7 +20,19 @@ from srt.gateway.state import Gateway
 
 logger = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 65_536  # request line and headers; more than proxies pass on
+# Bytes of a field beside its name and value, and of the first line beside its URL
+_FIELD_BYTES, _LINE_BYTES = len(b": \r\n"), len(b"GET  HTTP/1.1\r\n")
 _OFFER = re.compile(rb"\r\nupgrade(?= *:)", re.IGNORECASE)
+
+
+class _HeadTooLarge(Exception):
+    """Raised in the parser's call, so that it stops before the application hears of the request."""
+
+
+class NotArrived(DeadlineExceeded):
+    """A 408 as well, but the caller's doing: the engine had no request to be late for."""
+
+    kind = "invalid_request_error"
 
 
 class Connection(HttpToolsProtocol):
@@ -40,15 +53,16 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._arriving != "body":
+        was_body = self._arriving == "body"
+        if not was_body:
             data = _decline_upgrade(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
         if self._arriving == "head":
-            self._head_bytes += len(data)
+            self._head_bytes += 0 if was_body else len(data)  # one field may come without end
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(RequestTooLarge(f"the head is larger than {MAX_HEAD_BYTES} bytes"))
+                self._refuse(_head_too_large())
         elif self._arriving == "nothing" and not self._is_answering:
             self._start_clock()  # empty lines before a request: they stopped uvicorn's clock
 
@@ -58,6 +72,9 @@ class Connection(HttpToolsProtocol):
         self._start_clock()
 
     def on_headers_complete(self) -> None:
+        fields = sum(len(name) + len(value) + _FIELD_BYTES for name, value in self.headers)
+        if _LINE_BYTES + len(self.url) + fields > MAX_HEAD_BYTES:
+            raise _HeadTooLarge
         super().on_headers_complete()
         self._arriving = "body"
 
@@ -68,7 +85,18 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Where uvicorn comes with what its parser does not understand."""
-        self._refuse(InvalidRequest("this is not HTTP/1.1; the connection is closed"))
+        fault = sys.exc_info()[1]
+        if fault is not None and isinstance(fault.__context__, _HeadTooLarge):
+            self._refuse(_head_too_large())
+        elif "Content-Length" in str(fault):
+            self._refuse(
+                InvalidRequest(
+                    "Content-Length must be there once, a number of bytes, and not beside "
+                    "Transfer-Encoding; the connection is closed"
+                )
+            )
+        else:
+            self._refuse(InvalidRequest("this is not HTTP/1.1; the connection is closed"))
 
     @property
     def _is_answering(self) -> bool:
@@ -98,7 +126,7 @@ class Connection(HttpToolsProtocol):
         else:
             seconds = self._gateway.settings.receive_seconds
             self._refuse(
-                DeadlineExceeded(f"the request did not arrive in {seconds:g} s (--receive-seconds)")
+                NotArrived(f"the request did not arrive in {seconds:g} s (--receive-seconds)")
             )
 
     def _refuse(self, error: TandemError) -> None:
@@ -122,6 +150,10 @@ class Connection(HttpToolsProtocol):
     def _gateway(self) -> Gateway:
         gateway: Gateway = self.config.app.state.gateway  # type: ignore[union-attr]
         return gateway
+
+
+def _head_too_large() -> RequestTooLarge:
+    return RequestTooLarge(f"the head is larger than {MAX_HEAD_BYTES} bytes")
 
 
 def _decline_upgrade(data: bytes) -> bytes:

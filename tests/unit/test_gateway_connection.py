@@ -99,6 +99,7 @@ async def test_half_a_request_ends_in_a_408(half: bytes) -> None:
         answer = await line.answer()
         assert answer.status == 408 and answer.body["error"]["code"] == "timeout"
         assert "--receive-seconds" in answer.body["error"]["message"]
+        assert answer.body["error"]["type"] == "invalid_request_error"
         assert answer.headers["connection"] == "close" and answer.headers["x-request-id"]
         assert answer.headers["x-should-retry"] == "false"
         assert await line.rest() == b"" and not gateway.live
@@ -138,6 +139,8 @@ async def test_what_is_not_http_is_answered_in_json(words: bytes) -> None:
         assert answer.status in (400, 404) and answer.headers["content-type"] == "application/json"
         assert answer.body["error"]["type"] == "invalid_request_error"
         if answer.status == 400:
+            is_length = b"Content-Length" in words
+            assert ("Content-Length" in answer.body["error"]["message"]) is is_length
             assert await line.rest() == b""
         assert not gateway.live
 
@@ -151,6 +154,44 @@ async def test_a_head_has_a_largest_size() -> None:
         fits = await connect()
         fits.say(HEAD + b"X-Long: " + b"x" * 50_000 + b"\r\n" + WHOLE.removeprefix(HEAD))
         assert (await fits.answer()).status == 200
+
+
+@pytest.mark.parametrize("where", ["field", "fields", "url"])
+async def test_a_large_head_that_comes_whole_is_refused_too(where: str) -> None:
+    """Its end and its body, in the same piece, do not hide its size."""
+    size = MAX_HEAD_BYTES - len(HEAD) - 100
+    for extra, status in ((0, 200), (200, 413)):
+        async with listening(PATIENT) as (gateway, connect):
+            path = b"POST /v1/completions"
+            big = b"x" * (size + extra)
+            if where == "field":
+                whole = WHOLE.replace(b"Host", b"X-Long: " + big + b"\r\nHost", 1)
+            elif where == "fields":
+                whole = WHOLE.replace(b"Host", b"X-Long: x\r\n" * (len(big) // 11) + b"Host", 1)
+            else:
+                whole = WHOLE.replace(path, path + b"?" + big, 1)
+            line = await connect()
+            line.say(WHOLE)
+            assert (await line.answer()).status == 200
+            line.say(whole)
+            answer = await line.answer()
+            assert answer.status == status
+            if status == 413:
+                assert str(MAX_HEAD_BYTES) in answer.body["error"]["message"]
+                assert await line.rest() == b""
+            assert not gateway.live
+
+
+async def test_a_large_body_before_a_head_is_not_counted_with_it() -> None:
+    async with listening(PATIENT) as (_, connect):
+        body = json.dumps({"prompt": "hi", "metadata": {"x": "y" * 100_000}}).encode()
+        line = await connect()
+        line.say(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body[:10])
+        await asyncio.sleep(0.05)
+        line.say(body[10:] + WHOLE[:20])
+        assert (await line.answer()).status == 200
+        line.say(WHOLE[20:])
+        assert (await line.answer()).status == 200
 
 
 async def test_a_body_in_many_pieces_is_served_and_the_connection_lives() -> None:
