@@ -93,7 +93,8 @@ class ZmqTarget:
 
 class HttpTarget:
     """One plain HTTP/1.1 connection per request, closed after it, read with as little work as possible,
-    since the client shares the machine with the server it measures."""
+    since the client shares the machine with the server it measures. A piece of text counts as one token
+    in `itl`: where several come at once (speculation), compare TPOT or measure over ZMQ."""
 
     def __init__(
         self,
