@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -50,6 +50,15 @@ class Rule:
 
 def refuse(name: str, message: str) -> NoReturn:
     raise InvalidRequest(f"{name}: {message}", param=name)
+
+
+def pick_one(given: Iterable[str], names: tuple[str, ...]) -> str:
+    """The one of `names` that is given, in the order of the request; a second one is at fault."""
+    found = [name for name in given if name in names]
+    if len(found) != 1:
+        seen = f", not {' and '.join(found)}" if found else ""
+        refuse(found[1] if found else names[0], f"give exactly one of {', '.join(names)}{seen}")
+    return found[0]
 
 
 def show(value: Any) -> str:

@@ -227,7 +227,7 @@ _REFUSED = (
     refused("structural_tag", SAMPLED, "not supported; write it as a `grammar`"),
     refused("prompt", CHAT, "chat takes `messages`"),
     refused("messages", COMPLETIONS, "completions take `prompt`; messages go to chat completions"),
-    refused("text", GENERATE, "named `prompt` here"),
+    refused("text", GENERATE + ("tokenize",), "named `prompt` here"),
     refused("input_ids", GENERATE, "named `token_ids` here"),
     refused("sampling_params", GENERATE, "its fields stand at the top level here"),
     refused("stream_options", GENERATE, "the last event always has the usage"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from srt.gateway.checks import Bounds, as_text, as_token_ids, refuse
+from srt.gateway.checks import Bounds, as_text, as_token_ids, pick_one, refuse
 from srt.gateway.choice import Choice, cache, count_usage, timings
 from srt.gateway.logprobs import native_logprobs
 from srt.gateway.parse import Call, Parsed, read_conversation, read_sampling, read_service
@@ -44,12 +44,10 @@ def read_call(
 
 
 def _read_input(parsed: Parsed, bounds: Bounds, has_template: bool) -> dict[str, Any]:
-    given = [name for name in ("prompt", "token_ids", "messages") if name in parsed.values]
-    if len(given) != 1:
-        refuse("prompt", f"give exactly one of prompt, token_ids and messages, not {len(given)}")
-    if given == ["messages"]:
+    given = pick_one(parsed.values, ("prompt", "token_ids", "messages"))
+    if given == "messages":
         return read_conversation(parsed, bounds, has_template)
-    if given == ["prompt"]:
+    if given == "prompt":
         return {"prompt": as_text("prompt", parsed.get("prompt"))}
     ids = as_token_ids("token_ids", parsed.get("token_ids"), bounds)
     if not ids:

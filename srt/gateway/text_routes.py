@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from srt.gateway.body import read_object
 from srt.gateway.capabilities import body_schema
-from srt.gateway.checks import as_text, as_token_ids, refuse
+from srt.gateway.checks import as_text, as_token_ids, pick_one
 from srt.gateway.errors import json_response
 from srt.gateway.logprobs import token_text
 from srt.gateway.parse import check_model, ignored_header, read_conversation, read_fields
@@ -25,10 +25,7 @@ def routes(gateway: Gateway) -> APIRouter:
         bounds, engine = gateway.bounds(), gateway.engine
         parsed = read_fields("tokenize", body, bounds)
         check_model(parsed, gateway.model)
-        given = [name for name in ("prompt", "messages") if name in parsed.values]
-        if len(given) != 1:
-            refuse("prompt", f"give exactly one of prompt and messages, not {len(given)}")
-        if given == ["messages"]:
+        if pick_one(parsed.values, ("prompt", "messages")) == "messages":
             has_template = engine.welcome.has_chat_template
             found = await gateway.ask(
                 engine.tokenize(**read_conversation(parsed, bounds, has_template))
@@ -54,10 +51,8 @@ def routes(gateway: Gateway) -> APIRouter:
         bounds = gateway.bounds()
         parsed = read_fields("detokenize", body, bounds)
         check_model(parsed, gateway.model)
-        given = [name for name in ("token_ids", "tokens") if name in parsed.values]
-        if len(given) != 1:
-            refuse("token_ids", f"give exactly one of token_ids and tokens, not {len(given)}")
-        ids = as_token_ids(given[0], parsed.get(given[0]), bounds)
+        given = pick_one(parsed.values, ("token_ids", "tokens"))
+        ids = as_token_ids(given, parsed.get(given), bounds)
         skip = parsed.get("skip_special_tokens", False)
         found = await gateway.ask(gateway.engine.detokenize(ids, skip_special_tokens=skip))
         return json_response({"text": found.text}, headers=ignored_header(parsed.ignored))

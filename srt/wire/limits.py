@@ -98,7 +98,7 @@ def check_prompt(
     if len(given) != 1:
         raise InvalidRequest(
             f"exactly one of prompt, token_ids and messages must be set; got {given or 'none'}",
-            param="prompt",
+            param=given[1] if given else "prompt",
         )
     if messages is not None:
         _check_messages(messages, limits)

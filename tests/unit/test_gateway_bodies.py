@@ -154,3 +154,27 @@ async def test_a_deep_value_is_refused_by_its_field(depth: int) -> None:
         if depth < 1000:  # past that the reader itself says no
             assert error["code"] == code and error["param"].startswith(field)
     assert not api.engine.asked
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/generate", b'{"prompt":"hi","token_ids":[5]}', "token_ids"),
+        ("/generate", b'{"token_ids":[5],"prompt":"hi"}', "prompt"),
+        ("/generate", b'{"prompt":"hi","messages":[]}', "messages"),
+        ("/generate", b'{"text":"hi"}', "text"),
+        ("/generate", b"{}", "prompt"),
+        ("/tokenize", b'{"prompt":"hi","messages":[]}', "messages"),
+        ("/tokenize", b'{"messages":[],"prompt":"hi"}', "prompt"),
+        ("/tokenize", b'{"text":"hi"}', "text"),
+        ("/tokenize", b"{}", "prompt"),
+        ("/detokenize", b'{"token_ids":[5],"tokens":[5]}', "tokens"),
+        ("/detokenize", b"{}", "token_ids"),
+    ],
+)
+async def test_a_prompt_given_twice_names_the_second(path: str, body: bytes, param: str) -> None:
+    response = await Api().http.post(path, content=body, headers={"content-type": JSON})
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == param
+    if param != "text":
+        assert "exactly one of" in error["message"]
