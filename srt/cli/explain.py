@@ -9,6 +9,7 @@ import orjson
 from srt.cli.options import add_server_flags, cache_folder, server_args
 from srt.cli.progress import PhaseBars
 from srt.config.explain import explain, render_table
+from srt.config.gate import after_load
 from srt.config.resolve import resolve
 from srt.errors import ConfigError
 from srt.launch.boot import draw_identity
@@ -20,6 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", help="show the settings whose name contains this text, e.g. schedule or page_size"
     )
+    parser.add_argument(
+        "--after-load",
+        action="store_true",
+        help="as it stands once the model is loaded: with what only loading decides",
+    )
     add_server_flags(parser)
 
 
@@ -27,7 +33,10 @@ def run(options: argparse.Namespace) -> int:
     args, sources = server_args(options)
     with PhaseBars() as bars:
         facts = probe(args, cache_folder(), bars.show)
-    rows = explain(resolve(args, facts, entropy=draw_identity()[1], sources=sources))
+    resolution = resolve(args, facts, entropy=draw_identity()[1], sources=sources)
+    if options.after_load:
+        resolution = after_load(resolution, use_mla_backend=False)  # no family here has MLA
+    rows = explain(resolution)
     if options.only:
         rows = [row for row in rows if options.only in f"{row.group}.{row.name}"]
         if not rows:

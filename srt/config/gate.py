@@ -7,8 +7,11 @@ themselves to the list after `resolve`; so this is decided while loading, before
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from srt.config.context import get_context
+from srt.config.resolve import Resolution
+from srt.config.trail import TrailEntry
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +26,7 @@ CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS: list[str] = [
     "trtllm_mla",
 ]
 SOURCE = "load-time gate"
+LEAF = "disable_chunked_prefix_cache"
 
 
 def maybe_disable_chunked_prefix_cache(use_mla_backend: bool, is_draft_worker: bool) -> None:
@@ -32,11 +36,36 @@ def maybe_disable_chunked_prefix_cache(use_mla_backend: bool, is_draft_worker: b
         return
     context = get_context()
     prefill = context.target.prefill_attention_backend
-    if not use_mla_backend:
-        reason = "the model's attention is not MLA"
-    elif prefill not in CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS:
-        reason = f"prefill backend {prefill} cannot read an MLA prefix in chunks"
-    else:
+    reason = why_not_chunked(use_mla_backend, prefill)
+    if reason is None:
         logger.info("an MLA prefix is read in chunks by prefill backend %s", prefill)
-        return
-    context.override(SOURCE, reason=reason, disable_chunked_prefix_cache=True)
+    else:
+        context.override(SOURCE, reason=reason, disable_chunked_prefix_cache=True)
+
+
+def why_not_chunked(use_mla_backend: bool, prefill_backend: str) -> str | None:
+    """Why a prefix cannot be read in chunks; None if it can. Pure but for the public list."""
+    if not use_mla_backend:
+        return "the model's attention is not MLA"
+    if prefill_backend not in CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS:
+        return f"prefill backend {prefill_backend} cannot read an MLA prefix in chunks"
+    return None
+
+
+def after_load(resolution: Resolution, use_mla_backend: bool) -> Resolution:
+    """What stands there once the gate has decided, without loading. A script loads nothing."""
+    target = resolution.runners[0]
+    reason = why_not_chunked(use_mla_backend, target.prefill_attention_backend)
+    schedule = resolution.values["schedule"]
+    if reason is None or target.load_format == "script" or schedule[LEAF]:
+        return resolution
+    decided = TrailEntry(
+        field=f"schedule.{LEAF}", value=True, source=SOURCE, reason=reason, replaced=schedule[LEAF]
+    )
+    return replace(
+        resolution,
+        values={**resolution.values, "schedule": {**schedule, LEAF: True}},
+        trail=tuple(
+            decided if entry.field == decided.field else entry for entry in resolution.trail
+        ),
+    )

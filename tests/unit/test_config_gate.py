@@ -11,7 +11,9 @@ from srt.config import gate
 from srt.config.args import ServerArgs
 from srt.config.context import get_context, get_schedule, publish
 from srt.config.dummy import dummy_facts
-from srt.config.gate import maybe_disable_chunked_prefix_cache
+from srt.config.explain import Row, explain
+from srt.config.gate import after_load, maybe_disable_chunked_prefix_cache
+from srt.config.resolve import Resolution, resolve
 from srt.errors import ConfigError
 
 
@@ -107,3 +109,32 @@ def test_gate_after_a_backend_read_the_leaf_is_an_error() -> None:
         assert not get_schedule().disable_chunked_prefix_cache
     with pytest.raises(ConfigError, match="attention backend was built"):
         maybe_disable_chunked_prefix_cache(False, False)
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_explain_after_load_shows_what_loading_leaves_there(typed: bool) -> None:
+    args = ServerArgs(disable_chunked_prefix_cache=typed)
+    publish(args, dummy_facts(), role="test", entropy=0)
+    before = resolve(args, dummy_facts(), entropy=0)
+    after = after_load(before, use_mla_backend=False)
+    maybe_disable_chunked_prefix_cache(False, False)
+
+    def row_of(resolution: Resolution) -> Row:
+        return next(row for row in explain(resolution) if row.name == gate.LEAF)
+
+    loaded = get_context().describe()["bags"]["schedule"]
+    assert after.values["schedule"] == loaded and loaded[gate.LEAF] is True
+    assert len(explain(after)) == len(explain(before))
+    if typed:
+        assert after == before and row_of(after).source == "typed"
+    else:
+        found = row_of(after)
+        assert (found.value, found.source, found.replaced) == (True, "load-time gate", False)
+        assert found.reason == "the model's attention is not MLA"
+        assert row_of(before).value is False
+
+
+@pytest.mark.usefixtures("sdpa_reads_chunks")
+def test_explain_after_load_leaves_an_mla_model_its_chunks() -> None:
+    before = resolve(ServerArgs(), dummy_facts(), entropy=0)
+    assert after_load(before, use_mla_backend=True) == before
