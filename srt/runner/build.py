@@ -152,8 +152,11 @@ def _build(
     sampler = on_thread(lambda: Sampler(max_rows, model.vocab_size, runner.device))
     target = TpModelWorker(runner, sampler, facts, thread)
     worker = on_thread(lambda: speculate(target, runners[1:]))
-    show("warm-up", None)
-    warm_up(worker, guesses=get_spec().speculative_num_draft_tokens > 0)
+    warm_up(
+        worker,
+        guesses=get_spec().speculative_num_draft_tokens > 0,
+        show=lambda done: show("warm-up", done),
+    )
     for each in runners:
         _log(each, sizes)
     return worker

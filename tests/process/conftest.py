@@ -95,6 +95,24 @@ def script(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny sound Hugging Face folder, tokenizer included."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.tiny_models import TINY
+
+    folder = tmp_path_factory.mktemp("checkpoint")
+    LlamaForCausalLM(LlamaConfig(**TINY)).save_pretrained(folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: TINY["vocab_size"]]
+    tokenizer = Tokenizer(models.BPE({text: number for number, text in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 @pytest.fixture(params=["processes", "inline"])
 def engine(request: pytest.FixtureRequest) -> RunEngine:
     """`async with engine(model=..., **args) as running` in both modes."""

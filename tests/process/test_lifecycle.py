@@ -142,24 +142,6 @@ async def test_a_port_that_is_taken_is_refused(
                 pass
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny sound Hugging Face folder, tokenizer included."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from tests.tiny_models import TINY
-
-    folder = tmp_path_factory.mktemp("checkpoint")
-    LlamaForCausalLM(LlamaConfig(**TINY)).save_pretrained(folder)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: TINY["vocab_size"]]
-    tokenizer = Tokenizer(models.BPE({text: number for number, text in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
-
-
 async def test_a_checkpoint_is_served(processes: RunEngine, checkpoint: Path) -> None:
     async with processes(model=str(checkpoint), dtype="float32") as running:
         assert running.client.welcome.model == checkpoint.name

@@ -15,9 +15,11 @@ import gguf
 import numpy as np
 import pytest
 
+from srt.cli.options import cache_folder
 from srt.config.facts import ModelFacts
 from srt.config.probe import probe_machine, probe_model
 from srt.errors import ConfigError
+from srt.loading.fetch import cached_path, find_known
 
 ROOT = Path(__file__).parents[2]
 CONFIG: dict[str, Any] = {
@@ -188,9 +190,11 @@ def test_gguf_errors_name_file_and_key(tmp_path: Path) -> None:
 
 
 def test_the_default_model() -> None:
-    path = os.environ.get("TANDEM_TEST_GGUF")
+    known = find_known("smollm2-135m")
+    assert known is not None
+    path = cached_path(known, cache_folder())
     if path is None:
-        pytest.skip("TANDEM_TEST_GGUF does not name the SmolLM2-135M-Instruct GGUF file")
+        pytest.skip("smollm2-135m is not in the cache: tandem model fetch smollm2-135m")
     facts = probe_model(path, "smollm2-135m")
     assert (facts.num_parameters, facts.vocab_size) == (134_515_008, 49_152)
     assert (facts.num_layers, facts.num_heads, facts.num_kv_heads, facts.head_dim) == (30, 9, 3, 64)

