@@ -6,6 +6,7 @@ for the padding page too, which `max_total_tokens` does not count.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from srt.config.args import ServerArgs
@@ -101,6 +102,8 @@ def _max_total_tokens(
         decisions.decide("kv_memory_gb", budget / 1e9, f"what {flag} takes")
     else:
         flag, budget = "", _default_budget(available, _cost(need, per_token, page), decisions)
+    if flag:
+        _check_room(flag, budget, available, plan, page)
     if asked is None:
         tokens = _usable(budget, per_token, page)
     else:
@@ -120,11 +123,30 @@ def _max_total_tokens(
         )
     most = max(need, MOST_TOKENS // page * page)
     if tokens > most:
-        return decisions.decide("max_total_tokens", most, "tokens are tiny; this many are plenty")
+        return decisions.decide(
+            "max_total_tokens", most, f"{_mb(budget)} would hold {tokens}; this many are plenty"
+        )
     return decisions.decide(
         "max_total_tokens",
         tokens,
         f"{_mb(budget)} at {per_token} bytes a token, in whole pages of {page}",
+    )
+
+
+def _check_room(flag: str, budget: int, available: int, plan: ModelPlan, page: int) -> None:
+    """Who names a budget may have all that the weights leave free, and not what is not there."""
+    room = max(0, available - plan.weight_bytes)
+    if budget <= room:
+        return
+    tokens = _usable(room, plan.bytes_per_token, page)
+    usable = (
+        f"--kv-memory-gb {math.floor(room / 1e6) / 1e3:.3f} or --max-total-tokens {tokens}"
+        if tokens
+        else "nothing: free memory or take a smaller model"
+    )
+    raise ConfigError(
+        f"{flag} needs {_mb(budget)} for the KV cache, but {_mb(available)} are available and the "
+        f"weights take {_mb(plan.weight_bytes)} of them; the most that fits: {usable}"
     )
 
 

@@ -247,6 +247,15 @@ def test_total_tokens_are_whole_pages() -> None:
     assert (entry.value, entry.replaced) == (2048, 2063)
 
 
+def test_a_named_budget_may_take_all_that_the_weights_leave() -> None:
+    """The largest that the refusal of a larger one names."""
+    assert decide(kv_memory_gb=7.999).values["memory"]["kv_memory_gb"] == 7.999
+    assert decide(max_total_tokens=31248416).values["schedule"]["max_total_tokens"] == 31248416
+    full = make_facts({"memory_available": 100_000})
+    with pytest.raises(ConfigError, match="the most that fits: nothing"):
+        decide(full, kv_memory_gb=0.1, context_length=16)
+
+
 def test_whole_prompts_in_one_step() -> None:
     schedule = decide(chunked_prefill_size=0).values["schedule"]
     assert schedule["max_step_tokens"] == 2048 + 64
@@ -269,6 +278,16 @@ def test_whole_prompts_in_one_step() -> None:
         ({"max_total_tokens": 1000}, ("2048 tokens need", "--context-length to 992")),
         ({"kv_memory_gb": 0.0001}, ("0.5 MB", "0.1 MB", "--context-length to 368")),
         ({"kv_memory_gb": 0}, ("lower --page-size",)),
+        (
+            {"kv_memory_gb": 9999},
+            (
+                "--kv-memory-gb 9999 needs 9,999,000.0 MB",
+                "8,000.0 MB are available",
+                "weights take 0.4 MB",
+                "--kv-memory-gb 7.999 or --max-total-tokens 31248416",
+            ),
+        ),
+        ({"max_total_tokens": 31248432}, ("--max-total-tokens 31248432", "tokens 31248416")),
         ({"kv_memory_gb": 0.001, "max_total_tokens": 4096}, ("1.0 MB", "up to 3888")),
         ({"max_running": 999, "max_total_tokens": 2048}, ("999", "128 pages")),
         ({"load_format": "gguf"}, ("gguf", "safetensors")),
