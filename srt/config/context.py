@@ -55,10 +55,6 @@ class RuntimeContext:
         self._state: Published | None = None
 
     @property
-    def is_published(self) -> bool:
-        return self._state is not None
-
-    @property
     def state(self) -> Published:
         if self._state is None:
             raise RuntimeError(

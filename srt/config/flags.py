@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import typing
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +48,6 @@ def read_namespace(namespace: argparse.Namespace) -> tuple[ServerArgs, dict[str,
     sources: dict[str, InputSource] = dict.fromkeys(from_file, "file")
     sources |= dict.fromkeys(typed, "typed")
     return ServerArgs(**(from_file | typed)), sources
-
-
-def parse_flags(argv: Sequence[str]) -> tuple[ServerArgs, dict[str, InputSource]]:
-    """`build_parser` and `read_namespace` in one. A wrong flag exits with status 2, as argparse does."""
-    return read_namespace(build_parser().parse_args(argv))
 
 
 def _options(leaf: Leaf) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""What the field table says, for machines (`/capabilities`, OpenAPI) and for people (the docs)."""
+"""The field table for machines: `/capabilities` and OpenAPI. `srt.gateway.docs` shows it to people."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from srt.gateway.fields import PATHS, Endpoint, Status, fields_of
+from srt.gateway.fields import PATHS, Endpoint, fields_of
 
 
 def report(strict: bool) -> dict[str, Any]:
@@ -32,13 +32,3 @@ def body_schema(endpoint: Endpoint) -> dict[str, Any]:
     }
     schema = {"type": "object", "properties": properties}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def markdown_table(endpoint: Endpoint) -> str:
-    """One endpoint's fields as a table for a document."""
-    order: dict[Status, int] = {"exact": 0, "ignored": 1, "refused": 2}
-    lines = ["| Field | Status | Allowed | Note |", "|---|---|---|---|"]
-    for row in sorted(fields_of(endpoint).values(), key=lambda row: order[row.status]):
-        cells = (f"`{row.name}`", row.status, row.rule.words, row.note)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"

@@ -167,7 +167,8 @@ def test_seeded_config_restores_identity() -> None:
 def test_seeded_config_without_a_published_one(unpublished: None) -> None:
     with get_context().override_server_args():
         assert get_schedule().page_size == 16
-    assert not get_context().is_published
+    with pytest.raises(RuntimeError, match="no configuration is published"):
+        get_schedule()
 
 
 def test_seeded_config_refuses_unknown_fields_and_bad_values() -> None:

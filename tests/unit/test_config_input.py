@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,12 +17,16 @@ from srt.config.context import get_context, publish
 from srt.config.dummy import dummy_facts
 from srt.config.facts import Facts
 from srt.config.file import read_config_file
-from srt.config.flags import build_parser, parse_flags
+from srt.config.flags import build_parser, read_namespace
 from srt.config.leaves import leaf_table
 from srt.config.trail import InputSource
 from srt.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
+
+
+def parse_flags(argv: Sequence[str]) -> tuple[ServerArgs, dict[str, InputSource]]:
+    return read_namespace(build_parser().parse_args(argv))
 
 
 def test_no_flags_no_sources() -> None:
