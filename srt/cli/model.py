@@ -55,7 +55,7 @@ def print_facts(name: str) -> None:
         "head size": facts.head_dim,
         "vocabulary": facts.vocab_size,
         "context length": facts.context_length,
-        "stored as": facts.dtype,
+        "stored as": facts.stored or facts.dtype,
         "end tokens": facts.end_token_ids,
     }
     for key, value in rows.items():

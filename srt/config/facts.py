@@ -33,6 +33,7 @@ class ModelFacts:
     num_parameters: int
     end_token_ids: list[int]
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # generation_config.json
+    stored: str = ""  # block formats of the file, if it is not simply in `dtype`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,8 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
+    """All that `resolve` knows besides the args. Probed once, by the supervisor, and sent to every process."""
+
     machine: MachineFacts
     model: ModelFacts
     draft: ModelFacts | None = None

@@ -26,10 +26,11 @@ _MAX_DIMENSIONS = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """`metadata`: numbers, bools, strings and lists of them. `tensors`: name to shape, the fastest
-    dimension first as GGUF has it."""
+    dimension first as GGUF has it. `kinds`: name to the number of its ggml type."""
 
     metadata: dict[str, Any]
     tensors: dict[str, tuple[int, ...]]
+    kinds: dict[str, int]
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -64,7 +65,12 @@ def _read_header(data: mmap.mmap) -> Header:
         )
     reader = _Reader(data, 24)
     metadata = {reader.string(): reader.value() for _ in range(num_pairs)}
-    return Header(metadata=metadata, tensors=dict(reader.tensor() for _ in range(num_tensors)))
+    tensors = [reader.tensor() for _ in range(num_tensors)]
+    return Header(
+        metadata=metadata,
+        tensors={name: shape for name, shape, _ in tensors},
+        kinds={name: kind for name, _, kind in tensors},
+    )
 
 
 class _Reader:
@@ -94,13 +100,14 @@ class _Reader:
         self._at = at
         return found
 
-    def tensor(self) -> tuple[str, tuple[int, ...]]:
+    def tensor(self) -> tuple[str, tuple[int, ...], int]:
         name, num_dimensions = self.string(), self._scalar("I")
         if num_dimensions > _MAX_DIMENSIONS:
             raise _Malformed(f"tensor {name} has {num_dimensions} dimensions")
         shape = tuple(self._scalar("Q") for _ in range(num_dimensions))
-        self._at += 12  # its type (u32) and where its data lies (u64)
-        return name, shape
+        kind = self._scalar("I")
+        self._at += 8  # where its data lies (u64)
+        return name, shape, kind
 
     def value(self) -> Any:
         return self._typed(self._scalar("I"), _MAX_DEPTH)

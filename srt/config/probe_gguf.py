@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from srt.config.checkpoint_keys import read_count, read_token_ids
 from srt.config.facts import ModelFacts
-from srt.config.gguf_header import read_header
+from srt.config.gguf_header import Header, read_header
 from srt.errors import ConfigError
 
 # general.architecture -> (architecture, model_type, whether q, k and v have biases)
@@ -21,6 +22,11 @@ FAMILIES = {
 # llama.cpp's LLAMA_FTYPE: types in which whole files are stored; the rest are block formats, whose
 # scales are float16
 _FILE_TYPES = {0: "float32", 1: "float16", 32: "bfloat16"}
+# ggml's type numbers: how a tensor is stored
+_KINDS = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K",
+    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 20: "IQ4_NL", 23: "IQ4_XS", 30: "BF16",
+}  # fmt: skip
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -54,6 +60,20 @@ def probe_gguf(path: Path, name: str) -> ModelFacts:
         vocab_size=vocab_size,
         num_parameters=sum(math.prod(shape) for shape in header.tensors.values()),
         end_token_ids=list(dict.fromkeys(ends)),
+        stored=_stored(header),
+    )
+
+
+def _stored(header: Header) -> str:
+    """The types of the tensors, each with its share of the parameters, the largest first."""
+    counts: Counter[str] = Counter()
+    for name, shape in header.tensors.items():
+        kind = header.kinds[name]
+        counts[_KINDS.get(kind, f"ggml type {kind}")] += math.prod(shape)
+    total = counts.total() or 1
+    shares = [(kind, count / total) for kind, count in counts.most_common()]
+    return ", ".join(
+        f"{kind} ({f'{share:.1%}' if share >= 0.001 else '<0.1%'})" for kind, share in shares
     )
 
 

@@ -171,6 +171,29 @@ def test_gguf_file(tmp_path: Path, arch: str, architecture: str, bias: bool) -> 
     assert (facts.config["tie_word_embeddings"], facts.config["attention_bias"]) == (True, bias)
 
 
+def test_gguf_says_in_what_blocks_it_is_stored(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "q.gguf", "llama")
+    for key, value in (("block_count", 1), ("context_length", 64), ("embedding_length", 64)):
+        writer.add_uint32(f"llama.{key}", value)
+    for key in ("feed_forward_length", "attention.head_count", "vocab_size"):
+        writer.add_uint32(f"llama.{key}", 4)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    for name, rows, kind in (
+        ("token_embd.weight", 64, gguf.GGMLQuantizationType.Q8_0),
+        ("blk.0.ffn_up.weight", 192, gguf.GGMLQuantizationType.Q4_1),
+    ):
+        data = gguf.quants.quantize(np.ones((rows, 64), np.float32), kind)
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.add_tensor("output_norm.weight", np.ones(4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    facts = probe_model(tmp_path / "q.gguf", "tiny")
+    assert facts.stored == "Q4_1 (75.0%), Q8_0 (25.0%), F32 (<0.1%)"
+    assert facts.dtype == "float16"  # what its blocks are scaled in, and its other types come near
+
+
 def test_gguf_with_an_output_matrix_is_not_tied(tmp_path: Path) -> None:
     facts = probe_model(write_gguf(tmp_path / "m.gguf", has_head=True), "tiny")
     assert facts.config["tie_word_embeddings"] is False
