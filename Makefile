@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# A local CPU build; on a machine with a GPU, install the torch you want first and it is kept.
+# What pip gets as torch if the environment has none yet. On Linux the index's own build brings CUDA along,
+# some gigabytes; for a smaller, CPU-only one say where you get it: TORCH="torch==2.13.0 --index-url URL".
 TORCH  ?= torch==2.13.0
 MODEL  ?= smollm2-135m
 ARGS   ?=
@@ -33,7 +34,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip show --quiet torch 2>/dev/null || $(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
