@@ -131,12 +131,13 @@ def change(scenario: Scenario, options: argparse.Namespace) -> Scenario:
 
 
 async def run_loads(options: argparse.Namespace, scenario: Scenario) -> list[dict[str, Any]]:
-    """Prints each result as a table, then as one JSON line."""
+    """Prints each result as a table, then as one JSON line unless all of it failed."""
     results = []
     async with server_of(options, scenario) as (server, client):
         async for table, result in measure(server, scenario, options.seed):
             print(table)
-            print(orjson.dumps(result).decode(), flush=True)
+            if result["summary"]["failed"] < result["summary"]["requests"]:
+                print(orjson.dumps(result).decode(), flush=True)
             results.append(result)
         if options.profile_step and client is not None:
             print(render_profile(await client.ask("profile")))

@@ -78,7 +78,11 @@ def summarize(
 
 
 def render(title: str, summary: Summary) -> str:
-    """The table for people."""
+    """The table for people. Where every request failed there is nothing to measure: the errors alone."""
+    errors = [f"  error: {error}" for error in summary["errors"]]
+    if 0 < summary["failed"] == summary["requests"]:
+        count = f"  {summary['requests']} requests, {summary['failed']} failed"
+        return "\n".join([title, count, *errors])
     lines = [
         title,
         f"  {summary['requests']} requests, {summary['failed']} failed, {summary['wall_s']} s, "
@@ -94,8 +98,7 @@ def render(title: str, summary: Summary) -> str:
     for name in ("ttft_ms", "tpot_ms", "itl_ms", "largest_gap_ms", "e2e_ms", "client_queue_ms"):
         cells = "".join(f"{value:>10.1f}" for value in summary[name].values())
         lines.append(f"  {name[:-3]:<14}{cells}")
-    lines += [f"  error: {error}" for error in summary["errors"]]
-    return "\n".join(lines)
+    return "\n".join([*lines, *errors])
 
 
 def describe_engine(config: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -138,6 +138,16 @@ async def test_what_cannot_be_measured_says_why(
     assert said in capsys.readouterr().err
 
 
+async def test_a_server_that_is_not_there_is_an_error_and_no_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert await bench("--url", "http://127.0.0.1:9", "--count", "2") == 1
+    said = capsys.readouterr().out
+    title, count, error = said.splitlines()
+    assert count == "  2 requests, 2 failed" and "ConnectionRefused" in error
+    assert "ttft" not in said and "{" not in said
+
+
 async def test_starts_are_timed_and_memory_is_added_up(
     script: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
