@@ -54,97 +54,131 @@ class TandemError(Exception):
 
 
 class RequestError(TandemError):
+    """The request is at fault, or the load at that moment; no other request is touched."""
+
     code = "invalid_value"
     status = 400
     kind = "invalid_request_error"
 
 
 class InvalidRequest(RequestError, ValueError):
-    pass
+    """A value that is not allowed, or not together with another; `param` names it."""
 
 
 class InvalidSchema(InvalidRequest):
+    """A grammar that is malformed, or past the limits on compiling it; says where."""
+
     code = "invalid_schema"
 
 
 class ContextLengthExceeded(InvalidRequest):
+    """Prompt and output are more tokens than the context or the whole KV pool has."""
+
     code = "context_length_exceeded"
 
 
 class RequestTooLarge(RequestError):
+    """More bytes or characters than a limit allows; the message names its flag."""
+
     code = "request_too_large"
     status = 413
 
 
 class UnsupportedMediaType(RequestError):
+    """An HTTP body that is not JSON by its content type."""
+
     code = "unsupported_media_type"
     status = 415
 
 
 class Unauthorized(RequestError):
+    """No API key, or an unknown one."""
+
     code = "invalid_api_key"
     status = 401
     kind = "authentication_error"
 
 
 class Forbidden(RequestError):
+    """A caller's key where the admin key is needed."""
+
     code = "forbidden"
     status = 403
     kind = "permission_error"
 
 
 class ModelNotFound(RequestError):
+    """Another model than the one that is served."""
+
     code = "model_not_found"
     status = 404
 
 
 class NotFound(RequestError):
+    """A path or a live request that is not there."""
+
     code = "not_found"
     status = 404
 
 
 class MethodNotAllowed(RequestError):
+    """The path exists and takes other HTTP methods."""
+
     code = "method_not_allowed"
     status = 405
 
 
 class DuplicateRequest(RequestError):
+    """The name belongs to a live request, which goes on undisturbed."""
+
     code = "duplicate_request"
     status = 409
 
 
 class QueueFull(RequestError):
+    """As many requests or prompt tokens wait as may; `retry_after` estimates when there is room."""
+
     code = "queue_full"
     status = 429
     kind = "rate_limit_error"
 
 
 class DeadlineExceeded(RequestError):
+    """Not finished (or, over HTTP, not arrived) within its seconds."""
+
     code = "timeout"
     status = 408
     kind = "server_error"
 
 
 class RequestAborted(RequestError):
+    """Somebody ended it: its caller, an administrator, or a limit on unread output."""
+
     code = "aborted"
     status = 499
 
 
 class EngineError(TandemError):
-    pass
+    """Not the request's fault; the same one may succeed later or elsewhere."""
 
 
 class NotReady(EngineError):
+    """Not yet, or not now: starting, or busy where idle is needed."""
+
     code = "not_ready"
     status = 503
 
 
 class ShuttingDown(EngineError):
+    """Draining: what runs may end, nothing new is taken."""
+
     code = "shutting_down"
     status = 503
 
 
 class EngineDead(EngineError):
+    """A process of the engine ended, or fell silent for longer than the stall limit."""
+
     code = "engine_dead"
     status = 503
 
@@ -154,7 +188,7 @@ class ProtocolError(EngineError):
 
 
 class InternalError(EngineError):
-    pass
+    """A bug, or a failure of the model on this request; the log has the details."""
 
 
 class ConfigError(ValueError):

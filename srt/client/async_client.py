@@ -146,6 +146,7 @@ class AsyncClient:
     def stream_chat(
         self, messages: Sequence[Turn], params: SamplingParams = DEFAULT, **options: Unpack[Options]
     ) -> AsyncGenerator[Output, None]:
+        """`stream` over a conversation, rendered by the model's template."""
         return self.stream(read_messages(messages), params, **options)
 
     async def abort(self, rid: str | None = None) -> None:
@@ -162,6 +163,8 @@ class AsyncClient:
         chat: ChatOptions | None = None,
         add_special_tokens: bool = True,
     ) -> Tokenized:
+        """The ids that `generate` would use for a text or a conversation (exactly one of the two), their
+        bytes and the rendered text. Raises InvalidRequest."""
         request = Tokenize(
             rid=self._core.name(),
             prompt=prompt,
@@ -174,6 +177,8 @@ class AsyncClient:
     async def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = False
     ) -> Detokenized:
+        """The text of the ids; bytes that are no UTF-8 become U+FFFD. Raises InvalidRequest for an id
+        that the model does not have."""
         request = Detokenize(
             rid=self._core.name(),
             token_ids=list(token_ids),
@@ -195,9 +200,11 @@ class AsyncClient:
         return await self.ask("flush_cache", str(wait), self._timeout + wait)
 
     async def engine_config(self) -> dict[str, Any]:
+        """Bags, runners, the trail of decisions and versions; see `srt.config.published.describe`."""
         return await self.ask("config")
 
     async def metrics(self) -> dict[str, Any]:
+        """The scheduler's counters, gauges and histograms; see `Registry.snapshot`."""
         return await self.ask("metrics")
 
     async def health(self, timeout: float | None = None) -> dict[str, Any]:
@@ -205,12 +212,15 @@ class AsyncClient:
         return await self.ask("health", timeout=timeout)
 
     async def requests(self) -> dict[str, Any]:
+        """Everybody's live requests: counts, and per sample its state and why it waits."""
         return await self.ask("requests")
 
     async def request(self, rid: str) -> dict[str, Any]:
+        """The live samples called `rid`, of any client; timing and cache too. Raises NotFound."""
         return await self.ask("request", rid)
 
     async def audit(self) -> dict[str, Any]:
+        """`clean`, and one sentence for each invariant of the scheduler that is broken."""
         return await self.ask("audit")
 
     async def _call(

@@ -98,6 +98,7 @@ class Core:
         self._fail_all(EngineDead(cause))
 
     def send(self, request: FrontRequest) -> None:
+        """Never blocks. Raises EngineDead, or InvalidRequest for what cannot be encoded."""
         if self._cause is not None:
             raise EngineDead(self._cause)
         try:

@@ -32,6 +32,7 @@ class Generation:
 
     @classmethod
     def empty(cls, rid: str, n: int) -> Generation:
+        """For `n` samples of which nothing has come."""
         return cls(rid=rid, samples=[Sample(index=index) for index in range(n)])
 
     @property
@@ -52,6 +53,7 @@ class Generation:
         )
 
     def add(self, output: Output) -> None:
+        """Takes the next piece, of whichever sample."""
         sample = self.samples[output.index]
         if output.accepted:
             self.prompt_tokens = output.prompt_tokens

@@ -33,6 +33,7 @@ class Mailbox:
         return self._open <= 0 or self._error is not None and not self.is_overfull
 
     def put(self, item: Output) -> None:
+        """A piece from the engine; past `limit` it is dropped and the reader is told."""
         if item.finish is not None:
             self._open -= 1
         if self.is_abandoned or self.is_overfull:
@@ -46,6 +47,7 @@ class Mailbox:
         self._arrived.set()
 
     def fail(self, error: TandemError) -> None:
+        """Nothing more comes: the reader gets what is there, then the first such error."""
         self._error = self._error or error
         self._open = 0
         self._arrived.set()

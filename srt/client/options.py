@@ -62,6 +62,7 @@ def _check_types(request: Generate) -> Generate:
 
 
 def read_messages(turns: Sequence[Turn]) -> list[ChatMessage]:
+    """Checked and typed. Raises InvalidRequest with param "messages"."""
     try:
         return [
             turn if isinstance(turn, ChatMessage) else msgspec.convert(turn, ChatMessage)

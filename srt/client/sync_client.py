@@ -74,11 +74,13 @@ class Client:
 
     @property
     def welcome(self) -> Welcome:
+        """What the engine said of itself when this client connected."""
         return self._client.welcome
 
     def generate(
         self, prompt: Prompt, params: SamplingParams = DEFAULT, **options: Unpack[Options]
     ) -> Generation:
+        """The whole answer. Raises what it failed with."""
         return self._wait(self._client.generate(prompt, params, **options))
 
     def stream(
@@ -100,14 +102,17 @@ class Client:
     def chat(
         self, messages: Sequence[Turn], params: SamplingParams = DEFAULT, **options: Unpack[Options]
     ) -> Generation:
+        """`generate` over a conversation, rendered by the model's template."""
         return self.generate(read_messages(messages), params, **options)
 
     def stream_chat(
         self, messages: Sequence[Turn], params: SamplingParams = DEFAULT, **options: Unpack[Options]
     ) -> Iterator[Output]:
+        """`stream` over a conversation."""
         return self.stream(read_messages(messages), params, **options)
 
     def abort(self, rid: str | None = None) -> None:
+        """Ends one request of this client, or all. Their streams end with the reason "abort"."""
         self._wait(self._client.abort(rid))
 
     def tokenize(
@@ -118,6 +123,7 @@ class Client:
         chat: ChatOptions | None = None,
         add_special_tokens: bool = True,
     ) -> Tokenized:
+        """As `AsyncClient.tokenize`."""
         return self._wait(
             self._client.tokenize(
                 prompt, messages=messages, chat=chat, add_special_tokens=add_special_tokens
@@ -127,32 +133,41 @@ class Client:
     def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = False
     ) -> Detokenized:
+        """As `AsyncClient.detokenize`."""
         return self._wait(
             self._client.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
         )
 
     def ask(self, topic: Topic, argument: str = "", timeout: float | None = None) -> dict[str, Any]:
+        """What the engine says about `topic`; EngineDead after `timeout` seconds."""
         return self._wait(self._client.ask(topic, argument, timeout))
 
     def flush_cache(self, wait: float = 0.0) -> dict[str, Any]:
+        """Empties the prefix cache. Raises NotReady if requests still run after `wait` seconds."""
         return self._wait(self._client.flush_cache(wait))
 
     def engine_config(self) -> dict[str, Any]:
+        """As `AsyncClient.engine_config`."""
         return self._wait(self._client.engine_config())
 
     def metrics(self) -> dict[str, Any]:
+        """As `AsyncClient.metrics`."""
         return self._wait(self._client.metrics())
 
     def health(self, timeout: float | None = None) -> dict[str, Any]:
+        """As `AsyncClient.health`."""
         return self._wait(self._client.health(timeout))
 
     def requests(self) -> dict[str, Any]:
+        """As `AsyncClient.requests`."""
         return self._wait(self._client.requests())
 
     def request(self, rid: str) -> dict[str, Any]:
+        """As `AsyncClient.request`."""
         return self._wait(self._client.request(rid))
 
     def audit(self) -> dict[str, Any]:
+        """As `AsyncClient.audit`."""
         return self._wait(self._client.audit())
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:

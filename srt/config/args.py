@@ -36,6 +36,9 @@ def typed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerArgs:
+    """Every setting, as typed: nothing is resolved, converted or checked against the machine. `leaf_table`
+    reads the fields' metadata."""
+
     # fmt: off
     model: str = typed("smollm2-135m", "model", "a known name, a GGUF file, a Hugging Face directory or a hub id")
     served_model_name: str | None = typed(None, "model", "the name clients use")

@@ -73,6 +73,8 @@ class Bag:
 
 
 class ModelBag(Bag):
+    """What is served, and under which name."""
+
     namespace = "model"
     model: str  # as the user named it; where it lies on the disk is in the RunnerSpec
     served_model_name: str
@@ -84,6 +86,8 @@ class ModelBag(Bag):
 
 
 class ScheduleBag(Bag):
+    """Limits of the queue, the batch and the KV pool. Counts are tokens or requests."""
+
     namespace = "schedule"
     max_running: int
     max_queued: int
@@ -99,6 +103,8 @@ class ScheduleBag(Bag):
 
 
 class MemoryBag(Bag):
+    """The prefix cache and the memory for KV."""
+
     namespace = "memory"
     disable_radix_cache: bool
     eviction_policy: str
@@ -106,6 +112,8 @@ class MemoryBag(Bag):
 
 
 class SpecBag(Bag):
+    """Who guesses tokens, how many, and when not."""
+
     namespace = "spec"
     speculative_algorithm: str | None
     speculative_draft_model: str | None
@@ -120,12 +128,16 @@ class SpecBag(Bag):
 
 
 class ExecBag(Bag):
+    """Kernels and threads of the forward on a CPU."""
+
     namespace = "exec"
     native_kernels: bool
     num_threads: int
 
 
 class ServingBag(Bag):
+    """Addresses, keys, the gateway's limits. Times are seconds."""
+
     namespace = "serving"
     host: str
     port: int
@@ -158,20 +170,28 @@ class ServingBag(Bag):
 
 
 class LoraBag(Bag):
+    """Adapters: none is served, so there are no leaves."""
+
     namespace = "lora"
 
 
 class ParallelBag(Bag):
+    """Several devices: not served yet, so there are no leaves."""
+
     namespace = "parallel"
 
 
 class DeviceBag(Bag):
+    """Where the model runs, and the seed (drawn at start if the user gave 0)."""
+
     namespace = "device"
     device: str
     seed: int
 
 
 class ObservabilityBag(Bag):
+    """Logs, the journal, and how many steps the profile keeps."""
+
     namespace = "observability"
     log_level: str
     journal: str | None

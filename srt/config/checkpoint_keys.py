@@ -21,6 +21,7 @@ ARCHITECTURES = (
 
 
 def check_architecture(path: Path, key: str, found: object) -> None:
+    """Raises ConfigError naming file, key and what is supported."""
     if found not in ARCHITECTURES and found not in DRAFT_ARCHITECTURES:
         raise ConfigError(
             f"{path}: {key} is {found!r}, which is not supported; supported: "
@@ -29,6 +30,7 @@ def check_architecture(path: Path, key: str, found: object) -> None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
+    """Raises ConfigError if it cannot be read, is not JSON or not an object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

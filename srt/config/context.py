@@ -56,6 +56,7 @@ class RuntimeContext:
 
     @property
     def state(self) -> Published:
+        """Raises RuntimeError before `publish`."""
         if self._state is None:
             raise RuntimeError(
                 "no configuration is published in this process; a process entry calls "
@@ -78,6 +79,7 @@ class RuntimeContext:
 
     @property
     def phase(self) -> Phase:
+        """published, loading or sealed; only while loading may the gate override."""
         return self.state.phase
 
     @property
@@ -87,6 +89,7 @@ class RuntimeContext:
 
     @property
     def target(self) -> RunnerSpec:
+        """Of the model that is served."""
         return self.state.runner_specs[0]
 
     @property
@@ -96,6 +99,7 @@ class RuntimeContext:
 
     @property
     def drafts(self) -> tuple[RunnerSpec, ...]:
+        """None without a draft model; several if each of its layers has a runner."""
         return self.state.runner_specs[1:]
 
     @property

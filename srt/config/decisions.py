@@ -42,6 +42,7 @@ class Decisions:
         return origin, reason
 
     def decide(self, name: str, value: T, reason: str, *, source: str = "rule") -> T:
+        """The rule's value, whatever the user gave; the trail shows what it replaced."""
         given = getattr(self.args, name)
         return self._put(name, value, source, reason, None if given == value else given)
 

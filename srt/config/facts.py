@@ -51,7 +51,7 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that `resolve` knows besides the args. Probed once, by the supervisor, and sent to every process."""
+    """All that `resolve` knows besides the args. The supervisor probes it and sends it to all processes."""
 
     machine: MachineFacts
     model: ModelFacts

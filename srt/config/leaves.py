@@ -19,6 +19,8 @@ from srt.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
+    """One field of `ServerArgs`, with what `typed` says of it."""
+
     name: str
     bag: str
     type: Any  # the annotation of the field: int, str | None, tuple[str, ...]
@@ -67,6 +69,7 @@ def find_leaf(name: str) -> Leaf:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean ...?" with the nearest known name, or nothing."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 

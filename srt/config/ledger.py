@@ -26,9 +26,12 @@ class Ledger:
 
     @property
     def is_building(self) -> bool:
+        """Reads are attributed to a component now."""
         return bool(self._open)
 
     def note_read(self, field: str, module: str) -> None:
+        """`field` ("bag.name") was read: by the component that is being built, else by `module`. The
+        first reader is kept."""
         if self._open:
             self._open[-1][1].add(field)
         else:
@@ -39,6 +42,7 @@ class Ledger:
         return self._readers.get(field)
 
     def forget_readers(self, field: str) -> None:
+        """The field may be written again."""
         self._readers.pop(field, None)
 
     @contextmanager

@@ -24,6 +24,8 @@ MOST_TOKENS = 1 << 20  # by default: a tiny model's cheap tokens would make mill
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
+    """Tokens: in a page, in one request at most, in the whole pool."""
+
     page_size: int
     context_length: int
     max_total_tokens: int
@@ -32,6 +34,8 @@ class MemoryPlan:
 def decide_memory(
     args: ServerArgs, facts: Facts, plan: ModelPlan, decisions: Decisions
 ) -> MemoryPlan:
+    """Sizes the pool from the weights' estimate and the free memory. Raises ConfigError if one request
+    of the context length cannot fit."""
     page = decisions.choose(
         "page_size",
         args.page_size,

@@ -15,6 +15,8 @@ ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPlan:
+    """How the target is stored and computed, and what that costs in bytes."""
+
     load_format: str
     dtype: str
     kv_cache_dtype: str
@@ -24,6 +26,7 @@ class ModelPlan:
 
 
 def decide_model(args: ServerArgs, facts: Facts, decisions: Decisions) -> ModelPlan:
+    """Raises ConfigError for what this checkpoint or machine cannot do."""
     model = facts.model
     if model.architecture in DRAFT_ARCHITECTURES:
         raise ConfigError(

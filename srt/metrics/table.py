@@ -1,6 +1,8 @@
 """Every metric of the engine: one row each. The names are frozen by a test; dashboards depend on them.
 
 Units are base units (seconds, tokens, bytes, ratios of 1). Histograms cover 1 ms to 10 minutes.
+Probes of health (`Generate.is_probe`) are in no count or time of requests and tokens; gauges, steps and
+the host's time have them.
 """
 
 from __future__ import annotations

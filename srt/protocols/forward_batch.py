@@ -106,6 +106,7 @@ class ForwardBatch:
 
     @property
     def num_tokens(self) -> int:
+        """Positions computed, over all slices."""
         return sum(piece.length for piece in self.slices)
 
 

@@ -41,7 +41,9 @@ class PrefixCache(Protocol):
         taken and stays the caller's too."""
         ...
 
-    def release(self, handle: int) -> None: ...
+    def release(self, handle: int) -> None:
+        """Unlocks its pages; they stay cached until they are evicted. The handle is void after."""
+        ...
 
     def evict(self, num_pages: int) -> list[int]:
         """Gives up to `num_pages` unlocked pages back, in the policy's order."""
@@ -52,16 +54,24 @@ class PrefixCache(Protocol):
         ...
 
     @property
-    def num_pages(self) -> int: ...
+    def num_pages(self) -> int:
+        """Pages the cache owns, locked or not."""
+        ...
 
     @property
-    def num_evictable(self) -> int: ...
+    def num_evictable(self) -> int:
+        """Pages that `evict` could give back now."""
+        ...
 
     # What an audit reads; each may cost a walk over everything cached.
 
-    def owned_pages(self) -> list[int]: ...
+    def owned_pages(self) -> list[int]:
+        """Every page it owns, each once."""
+        ...
 
-    def live_handles(self) -> set[int]: ...
+    def live_handles(self) -> set[int]:
+        """Handles that were given out and not released."""
+        ...
 
     def locked_pages(self, handle: int) -> list[int]:
         """The pages a handle locks, in prompt order."""

@@ -24,7 +24,9 @@ class WorkerFacts:
 class Ticket(Protocol):
     """A launched step."""
 
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
 
     def wait(self) -> StepResult:
         """Blocks. Raises whatever the step raised; then no result of it may be used."""
@@ -32,8 +34,12 @@ class Ticket(Protocol):
 
 
 class Worker(Protocol):
+    """Runs steps in the order of their launch; one caller. A row keeps its state between steps."""
+
     @property
-    def facts(self) -> WorkerFacts: ...
+    def facts(self) -> WorkerFacts:
+        """Sizes and ids that never change."""
+        ...
 
     def launch(self, batch: ForwardBatch) -> Ticket:
         """Queues the step behind the earlier ones and returns at once. The batch is the worker's from

@@ -28,9 +28,13 @@ class PeerSlow(Exception):
 class Sender(Protocol):
     """The sending end of a PUSH - PULL hop."""
 
-    def send(self, message: Message) -> None: ...
+    def send(self, message: Message) -> None:
+        """Never blocks; what the peer has not read yet is queued. Raises ChannelClosed."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """What the peer has not got yet may be lost. Idempotent."""
+        ...
 
 
 class Receiver(Protocol[T]):
@@ -40,7 +44,9 @@ class Receiver(Protocol[T]):
         """Waits for at least one message and returns all that are there, in order."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Wakes whoever waits with ChannelClosed. Idempotent."""
+        ...
 
 
 class PollingReceiver(Protocol[T]):
@@ -50,7 +56,9 @@ class PollingReceiver(Protocol[T]):
         """All that is there. 0: do not wait; None: block until there is something; else seconds."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """What was not drained is lost. Idempotent."""
+        ...
 
 
 class RouterEnd(Protocol):
@@ -65,14 +73,22 @@ class RouterEnd(Protocol):
         """Raises PeerGone or PeerSlow."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """No peer gets anything any more. Idempotent."""
+        ...
 
 
 class DealerEnd(Protocol):
     """A client's end of the front hop."""
 
-    def send(self, message: FrontRequest) -> None: ...
+    def send(self, message: FrontRequest) -> None:
+        """Never blocks. Raises ChannelClosed; PeerSlow if the engine does not read."""
+        ...
 
-    async def receive(self) -> list[FrontReply]: ...
+    async def receive(self) -> list[FrontReply]:
+        """Like `Receiver.receive`."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The engine takes it for the client's end and aborts its requests. Idempotent."""
+        ...

@@ -15,6 +15,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: m.Message) -> bytes:
+    """One frame: the version byte, then msgpack. Raises UnicodeEncodeError for half a surrogate pair,
+    OverflowError for an int beyond 64 bits, TypeError for what msgpack does not know."""
     return _VERSION_BYTE + _encoder.encode(message)
 
 
@@ -40,20 +42,25 @@ class Decoder(Generic[T]):
 
 
 def front_requests() -> Decoder[m.FrontRequest]:
+    """Client to tokenizer."""
     return Decoder(m.FrontRequest)
 
 
 def front_replies() -> Decoder[m.FrontReply]:
+    """Tokenizer to client."""
     return Decoder(m.FrontReply)
 
 
 def work() -> Decoder[m.WorkMessage]:
+    """Tokenizer to scheduler."""
     return Decoder(m.WorkMessage)
 
 
 def step() -> Decoder[m.StepMessage]:
+    """Scheduler to detokenizer."""
     return Decoder(m.StepMessage)
 
 
 def text() -> Decoder[m.TextMessage]:
+    """Detokenizer to tokenizer."""
     return Decoder(m.TextMessage)

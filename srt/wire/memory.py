@@ -41,18 +41,21 @@ class FrameQueue(Generic[T]):
         return True
 
     def close(self) -> None:
+        """Drops what is queued and wakes the reader."""
         with self._changed:
             self.is_closed = True
             self._frames.clear()
             self._wake()
 
     def take(self, timeout: float | None) -> list[T]:
+        """All frames, for a thread; `timeout` as in `PollingReceiver.drain`. Raises ChannelClosed."""
         with self._changed:
             if timeout != 0:
                 self._changed.wait_for(lambda: self._frames or self.is_closed, timeout)
             return self._empty()
 
     async def take_soon(self) -> list[T]:
+        """All frames, at least one, for a coroutine. Raises ChannelClosed."""
         await asyncio.sleep(0)  # a busy sender must not keep the loop to itself
         while True:
             with self._changed:
@@ -81,6 +84,8 @@ def _settle(waiter: asyncio.Future[None]) -> None:
 
 
 class MemorySender:
+    """A `Sender`. Its frames have no limit."""
+
     def __init__(self, frames: FrameQueue[bytes]) -> None:
         self._frames = frames
         self._is_closed = False
@@ -134,6 +139,7 @@ class MemoryRouter:
         self._decoder = front_requests()
 
     def connect(self) -> MemoryDealer:
+        """A new peer."""
         peer = next(self._names).to_bytes(5, "big")
         replies: FrameQueue[bytes] = FrameQueue(self._limit)
         self._peers[peer] = replies
@@ -160,6 +166,8 @@ class MemoryRouter:
 
 
 class MemoryDealer:
+    """A `DealerEnd`, made by `MemoryRouter.connect`."""
+
     def __init__(
         self, peer: bytes, requests: FrameQueue[list[bytes]], replies: FrameQueue[bytes]
     ) -> None:

@@ -101,6 +101,8 @@ class Tokenize(Message, tag="tokenize"):
 
 
 class Detokenize(Message, tag="detokenize"):
+    """Ids in, `Detokenized` out; an unknown id is refused."""
+
     rid: str
     token_ids: list[int]
     skip_special_tokens: bool = False
@@ -163,6 +165,8 @@ class Refused(Message, tag="refused"):
 
 
 class Tokenized(Message, tag="tokenized"):
+    """`tokens` is as long as `token_ids`."""
+
     rid: str
     token_ids: list[int]
     tokens: list[bytes]  # the bytes of each token
@@ -170,11 +174,15 @@ class Tokenized(Message, tag="tokenized"):
 
 
 class Detokenized(Message, tag="detokenized"):
+    """All ids decoded at once; bytes that are no UTF-8 became U+FFFD."""
+
     rid: str
     text: str
 
 
 class Answer(Message, tag="answer"):
+    """To an `Ask`; what is in `body` depends on the topic."""
+
     rid: str
     body: dict[str, Any]
 
@@ -263,6 +271,8 @@ class Tokens(Message, tag="tokens"):
 
 
 class Reply(Message, tag="reply"):
+    """To the `Command` with this ticket: `body`, or `failure` if it is refused."""
+
     ticket: int
     body: dict[str, Any] = {}
     failure: Failure | None = None
@@ -286,6 +296,8 @@ class TextItem(Item):
 
 
 class Texts(Message, tag="texts"):
+    """All items of one step, in the order of its `Tokens`."""
+
     step: int
     items: list[TextItem]
 

@@ -14,6 +14,7 @@ class Silence:
         self.seconds = 0.0
 
     def heard(self) -> None:
+        """The peer spoke: silence counts from 0 again."""
         self.seconds = 0.0
 
     def advance(self, now: float) -> float:

@@ -22,6 +22,8 @@ HopName = Literal["front", "work", "step", "text"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
+    """A hop's sockets: who binds, the ZMQ pattern and how much may be queued for one peer."""
+
     name: HopName
     binder: Literal["tokenizer", "scheduler", "detokenizer"]
     pattern: Literal["dealer-router", "push-pull"]
