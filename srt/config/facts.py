@@ -51,7 +51,7 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that `resolve` knows besides the args. The supervisor probes it and sends it to all processes."""
+    """All that `resolve` knows besides the args. The supervisor probes it, once for all processes."""
 
     machine: MachineFacts
     model: ModelFacts

@@ -8,8 +8,8 @@ message or field, or a wrong type, is refused. All messages with their fields an
 `srt.wire.messages` and `srt.wire.params`; of these a client uses the FRONT ones only.
 
 **Keys.** A front that other machines reach speaks CURVE: set `CURVE_SERVERKEY`, `CURVE_PUBLICKEY` and
-`CURVE_SECRETKEY` to the `server`, `public` and `secret` of the file that `tandem keys FOLDER NAME` made for
-this client, before connecting. With a wrong key, or none, nothing is ever answered.
+`CURVE_SECRETKEY` to the `server`, `public` and `secret` of the file that `tandem keys FOLDER NAME` made
+for this client, before connecting. With a wrong key, or none, nothing is ever answered.
 
 **Hello.** First send `hello` with a `rid`; the answer is `welcome` (model, context_length, vocab_size,
 ...) or `refused`. A `rid` is any non-empty string of the client's own, unique among what it has open;
