@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from bench.soak.books import audit_all_along, check_memory, close_books, read_memory, total
-from bench.soak.callers import HttpCaller, ZmqCaller
+from bench.soak.callers import LIMIT, HttpCaller, ZmqCaller
 from bench.soak.judge import Outcome, classify, judge
 from bench.soak.plan import LONGEST, Errand, Library, draw_errands, draw_settings
 from bench.soak.site import Site, own_engine, running_engine
@@ -21,6 +21,7 @@ from srt.client import AsyncClient
 from srt.errors import ConfigError
 
 SHOWN = 20  # faults that are printed
+BUSY_SECONDS = 0.05  # before a request that found the queue full comes again
 
 
 def read_options(arguments: list[str]) -> argparse.Namespace:
@@ -89,6 +90,7 @@ async def run(
     middle: dict[str, int] = {}
     num_samples = {"ended": 0, "cut": 0}
     waiting = list(reversed(errands))
+    num_busy = 0
 
     def note(errand: Errand, outcome: Outcome) -> None:
         counts[classify(errand, outcome)] += 1
@@ -98,10 +100,21 @@ async def run(
         all_ended = len(outcome.ends) == errand.n
         num_samples["ended" if all_ended else "cut"] += errand.n
 
+    async def ask(errand: Errand) -> Outcome:
+        """Again while the queue is full, so that every request is judged in the end."""
+        nonlocal num_busy
+        patience = time.monotonic() + LIMIT
+        while True:
+            outcome = await callers[errand.way].run(errand)
+            if outcome.error != "queue_full" or time.monotonic() > patience:
+                return outcome
+            num_busy += 1
+            await asyncio.sleep(BUSY_SECONDS)
+
     async def keep_one_open() -> None:
         while waiting:
             errand = waiting.pop()
-            note(errand, await callers[errand.way].run(errand))
+            note(errand, await ask(errand))
             if not middle and len(waiting) < len(errands) / 2:
                 middle.update(read_memory(site.pids))
 
@@ -122,6 +135,7 @@ async def run(
         "seconds": round(seconds, 2),
         "request_per_s": round(len(errands) / seconds, 1),
         "outcomes": dict(counts),
+        "busy": num_busy,
         "samples": num_samples,
         "generated_tokens": total(after, "generation_tokens_total"),
         "retractions": total(after, "retractions_total"),
@@ -139,6 +153,7 @@ def render(report: dict[str, Any]) -> str:
     rows = [
         ("requests", f"{report['requests']} in {report['seconds']} s, seed {report['seed']}"),
         ("outcomes", ", ".join(f"{n} {word}" for word, n in sorted(report["outcomes"].items()))),
+        ("busy", f"{report['busy']} times the queue was full, and the request came again"),
         ("tokens", f"{report['generated_tokens']:.0f} generated"),
         ("retractions", f"{report['retractions']:.0f}"),
         ("cache hits", f"{report['cache_hit_tokens']:.0f} prompt tokens"),

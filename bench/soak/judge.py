@@ -46,8 +46,8 @@ def judge(errand: Errand, outcome: Outcome, library: Library | None) -> list[str
         if outcome.error not in REFUSALS:
             found.append(f"a bad request was not refused: {outcome.error}, {outcome.ends}")
         return _named(errand, found)
-    if outcome.error == "queue_full":
-        return []
+    if outcome.error == "queue_full":  # again and again, or the caller had not given up
+        return _named(errand, ["found the queue full until its caller gave up"])
     if outcome.error is not None and not (outcome.error == "aborted" and errand.cut == "abort"):
         found.append(f"ended in {outcome.error}")
     if not errand.cut and not outcome.has_ended:
