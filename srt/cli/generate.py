@@ -70,7 +70,12 @@ def print_batch(client: Client, prompts: list[str], params: SamplingParams) -> i
 
     code = 0
     with ThreadPoolExecutor(max_workers=64) as pool:
-        for row in pool.map(answer, prompts):
-            code = max(code, int("error" in row))
-            print(orjson.dumps(row).decode(), flush=True)
+        try:
+            for row in pool.map(answer, prompts):
+                code = max(code, int("error" in row))
+                print(orjson.dumps(row).decode(), flush=True)
+        except BaseException:  # an interrupt must not wait for what nobody will read
+            pool.shutdown(wait=False, cancel_futures=True)
+            client.abort()
+            raise
     return code

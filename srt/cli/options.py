@@ -16,6 +16,7 @@ from srt.config.args import ServerArgs
 from srt.config.flags import add_flags, read_namespace
 from srt.config.trail import InputSource
 from srt.errors import ConfigError
+from srt.launch.ending import leaving_on_sigterm
 from srt.launch.folder import SocketFolder
 from srt.launch.prepare import prepare
 from srt.launch.supervisor import Supervisor
@@ -70,7 +71,7 @@ def running_engine(options: argparse.Namespace) -> Iterator[Client]:
         return
     args, sources = server_args(options)
     start_logging("warning")
-    with SocketFolder() as folder:
+    with leaving_on_sigterm(), SocketFolder() as folder:
         with PhaseBars() as bars:
             boot, _ = prepare(
                 replace(args, log_level="warning"),

@@ -20,6 +20,7 @@ from rich.table import Table
 from srt.cli.options import add_server_flags, cache_folder, server_args, start_logging
 from srt.cli.progress import PhaseBars
 from srt.config.context import get_context, get_model, get_schedule, get_spec, publish
+from srt.launch.ending import leaving_on_sigterm
 from srt.launch.prepare import prepare
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     args, sources = server_args(options)
     start_logging("error")
     began = time.monotonic()
-    with PhaseBars() as bars:
+    with leaving_on_sigterm(), PhaseBars() as bars:
         boot, _ = prepare(
             args, sources, folder="verify", cache_folder=cache_folder(), progress=bars.show
         )
