@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("whom to ask (one of them)")
     where.add_argument("--url", help="an OpenAI-compatible server, e.g. http://127.0.0.1:8000")
     where.add_argument("--zmq", help="an engine's ZMQ front, e.g. tcp://127.0.0.1:5555")
+    where.add_argument("--keys", type=Path, help="our key file, if that front wants one")
     where.add_argument("--model", default="smollm2-135m", help="model name in HTTP requests")
     where.add_argument("--api-key", help="key for HTTP requests")
     what = parser.add_argument_group("what to ask")
@@ -150,7 +151,7 @@ async def server_of(
 ) -> AsyncIterator[tuple[Server, AsyncClient | None]]:
     """Whom the flags name, with its client if it is asked over ZMQ."""
     if options.zmq:
-        async with await AsyncClient.connect(options.zmq) as client:
+        async with await AsyncClient.connect(options.zmq, keys=options.keys) as client:
             yield ZmqTarget(client, temperature=scenario.temperature), client
         return
     target = HttpTarget(

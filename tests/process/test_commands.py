@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import json
 import logging
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from srt.cli.main import COMMANDS, main
+from tests.process.served import Served
 
 ROOT = Path(__file__).parents[2]
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -84,6 +87,29 @@ def test_chat(
     assert "/quit" in said.err
 
 
+def test_keys_from_the_command_to_the_client(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine lets in who has a key; its gateway needs none."""
+    keys = tmp_path / "keys"
+    assert main(["keys", str(keys), "alice"]) == 0
+    assert str(keys / "alice.toml") in capsys.readouterr().out
+    flags = ("--zmq-front", "tcp://0.0.0.0:*", "--zmq-keys", str(keys))
+    with Served(tmp_path, "--model", model, *flags) as served:
+        url = served.wait_ready()
+        [line] = [line for line in served.lines if "ZMQ clients: " in line]
+        endpoint = line.split("ZMQ clients: ")[1].strip().replace("0.0.0.0", "127.0.0.1")
+        words = ("generate", "x", "--connect", endpoint)
+        assert main([*words, "--keys", str(keys / "alice.toml")]) == 0
+        assert capsys.readouterr().out == "oneseaship\n"
+        name = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+        answer = httpx.post(f"{url}/v1/completions", json={"model": name, "prompt": "x"})
+        assert answer.json()["choices"][0]["text"] == "oneseaship"
+        served.process.terminate()
+        code, errors = served.end()
+        assert code == 0 and not served.leftovers(), errors
+
+
 def test_explain(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--model", model, "--port", "9", "--only", "serving.port"]) == 0
     said = capsys.readouterr().out
@@ -103,6 +129,34 @@ def test_explain_as_json_needs_no_torch(model: str) -> None:
     assert run.returncode == 0, run.stderr
     rows = {f"{row['group']}.{row['name']}": row for row in json.loads(run.stdout)}
     assert rows["model.model"]["source"] == "typed" and rows["schedule.page_size"]["reason"]
+
+
+def test_a_draft_is_trained_and_served(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For seconds only. Writing the text takes minutes, so that is there already."""
+    import torch
+
+    from srt.spec.train.corpus import Corpus, Sequence
+    from srt.spec.train.session import CORPUS_FILE, HELD_BACK_FILE
+
+    model, draft, work = (tmp_path / name for name in ("model", "draft", "work"))
+    shutil.copytree(checkpoint, model)
+    (model / "chat_template.jinja").write_text(CHAT)
+    work.mkdir()
+    texts = [
+        Sequence("toy", [(5 + start * step) % 90 for step in range(40)], 8) for start in range(8)
+    ]
+    for name in (CORPUS_FILE, HELD_BACK_FILE):
+        Corpus(texts, torch.device("cpu")).save(work / name)
+    words = ("draft", "train", "--model", str(model), "--out", str(draft), "--device", "cpu")
+    corpus = ("--reuse-corpus", "--work", str(work), "--minutes", "0.03", "--steps", "2")
+    assert main([*words, *corpus, "--batch-tokens", "64"]) == 0
+    assert f"the draft is in {draft}" in capsys.readouterr().out
+    guess = ("--speculative-algorithm", "eagle3", "--speculative-draft-model", str(draft))
+    ask = ("generate", "x", "--model", str(model), "--dtype", "float32", "--max-tokens", "12")
+    assert main([*ask, *guess]) == 0
+    assert len(capsys.readouterr().out) > 1
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
