@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -109,6 +110,8 @@ async def run(
             if outcome.error != "queue_full" or time.monotonic() > patience:
                 return outcome
             num_busy += 1
+            num_samples["cut"] += errand.n  # of some samples all but one may have got a place
+            errand = replace(errand, tries=errand.tries + 1)
             await asyncio.sleep(BUSY_SECONDS)
 
     async def keep_one_open() -> None:

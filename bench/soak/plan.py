@@ -48,6 +48,7 @@ class Errand:
     is_bad: bool = False
     cut: Cut = ""
     cut_after: float = 0.0
+    tries: int = 0  # how often the queue was full for it
 
     @property
     def n(self) -> int:
@@ -55,7 +56,8 @@ class Errand:
 
     @property
     def name(self) -> str:
-        return f"soak-{self.number}"
+        """Another one for each try: samples of the last one may still be on their way out."""
+        return f"soak-{self.number}-{self.tries}"
 
 
 class Library:
