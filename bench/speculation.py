@@ -146,7 +146,7 @@ def read_engines(options: argparse.Namespace, flags: list[str]) -> list[argparse
     typed = vars(build_parser("the engine").parse_args(flags))
     plain = {name: value for name, value in typed.items() if not name.startswith("speculative_")}
     guessing = {**typed, "speculative_algorithm": options.algorithm}
-    return [argparse.Namespace(**each, connect=None) for each in (plain, guessing)]
+    return [argparse.Namespace(**each, connect=None, keys=None) for each in (plain, guessing)]
 
 
 def run(options: argparse.Namespace, flags: list[str]) -> int:
