@@ -182,7 +182,17 @@ class Client:
             raise
 
 
+async def _cancel_rest() -> None:
+    """What an interrupt left behind, connecting for example, gets to close what it had opened."""
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    if rest:
+        await asyncio.wait(rest, timeout=5.0)
+
+
 def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    asyncio.run_coroutine_threadsafe(_cancel_rest(), loop).result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -292,3 +295,23 @@ def test_a_value_of_the_wrong_type_is_refused_by_its_field(
     with pytest.raises(errors.InvalidRequest) as caught:
         build_request("r", "x", params, False, {})
     assert caught.value.param == field and field in caught.value.message
+
+
+def test_an_interrupt_while_connecting_leaves_nothing_open(tmp_path: Path) -> None:
+    """What was connecting closes what it had opened; else the loop's end complains of it."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    names = {thread.name for thread in threading.enumerate()}
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Client.connect(f"ipc://{tmp_path}/none", timeout=20)
+        gc.collect()
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert "tandem-client" not in {thread.name for thread in threading.enumerate()} - names
