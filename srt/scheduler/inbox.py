@@ -124,6 +124,8 @@ class Inbox:
                 f"the {self.capacity} tokens of KV memory that this engine has",
                 param="max_tokens" if prompt_len < self.capacity else "prompt",
             )
+        if request.work.leader in self._roster.live:  # all samples of a request or none
+            return None
         return self._queue.check(prompt_len)
 
     def abort(self, message: AbortWork, now: float) -> None:

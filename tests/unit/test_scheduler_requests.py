@@ -93,6 +93,18 @@ def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
     assert box.finish(2).reason == box.finish(4).reason == "length"
 
 
+def test_a_queue_takes_all_samples_of_a_request_or_none() -> None:
+    """A part of them would run for a client who was told to come back, and hold the request's name."""
+    box = Box(max_running=1, max_queued=2)
+    box.turn(work(1, prompt(1, 5), 20))
+    box.turn(*(work(10 + i, prompt(2, 5), leader=10 if i else None) for i in range(4)))
+    box.turn(*(work(20 + i, prompt(3, 5), leader=20 if i else None) for i in range(4)))
+    for uid in range(20, 24):
+        assert box.finish(uid).failure.code == "queue_full"
+    box.run()
+    assert all(box.finish(uid).reason == "length" for uid in range(10, 14))
+
+
 def until(box: Box, uid: int, state: str) -> None:
     for _ in range(50):
         if box.state(uid)["state"] == state:
