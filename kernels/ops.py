@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from kernels import linear, paged_attention, rms_norm, rope, silu_mul
+from kernels import best_token, linear, paged_attention, rms_norm, rope, silu_mul
 from kernels.rms_norm import AddRMSNorm, RMSNorm
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Ops:
     silu_mul: silu_mul.SiluMul
     paged_attention: paged_attention.PagedAttention
     pack_linear: PackLinear
+    best_token: best_token.BestToken
 
 
 def select(implementation: str, library: Library | None = None) -> Ops:
@@ -50,4 +51,5 @@ def select(implementation: str, library: Library | None = None) -> Ops:
         silu_mul=silu_mul.select(implementation, library),
         paged_attention=paged_attention.select(implementation, library),
         pack_linear=partial(linear.pack_linear, implementation=implementation, library=library),
+        best_token=best_token.select(implementation, library),
     )

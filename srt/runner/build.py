@@ -149,7 +149,7 @@ def _build(
         end_token_ids=model.end_token_ids,
         memory_bytes={f"{r.spec.label} weights": r.weight_bytes for r in runners} | sizes.bytes,
     )
-    sampler = on_thread(lambda: Sampler(max_rows, model.vocab_size, runner.device))
+    sampler = on_thread(lambda: Sampler(max_rows, model.vocab_size, runner.device, ops.best_token))
     target = TpModelWorker(runner, sampler, facts, thread)
     worker = on_thread(lambda: speculate(target, runners[1:]))
     warm_up(

@@ -1,4 +1,4 @@
-"""Drawing a token from weights, and the arg max, over blocks of the vocabulary.
+"""Drawing a token from weights, over blocks of the vocabulary.
 
 The vocabulary is cut into blocks of 64 consecutive ids. Whatever is first done per block and then in
 one block touches the whole vocabulary only in cheap reductions.
@@ -12,26 +12,6 @@ from srt.sampling.noise import exponential
 
 BLOCK = 64
 BLOCK_COUNTERS = 1 << 40  # noise counters of blocks start here; those of tokens are their ids
-
-
-def best_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest value of each row of [S, V] and where it is, ([S], [S] int64). Of equal values the
-    lowest id wins. The value is NaN where the row has one; the place means nothing then."""
-    num_rows, vocab_size = logits.shape
-    num_whole = vocab_size // BLOCK
-    if num_whole == 0:
-        values, tokens = logits.max(dim=-1)
-        return values, tokens
-    peaks = torch.unflatten(logits[:, : num_whole * BLOCK], 1, (num_whole, BLOCK)).amax(-1)
-    if num_whole * BLOCK < vocab_size:
-        rest = logits[:, num_whole * BLOCK :].amax(-1, keepdim=True)
-        peaks = torch.cat([peaks, rest], dim=1)
-    values, blocks = peaks.max(dim=-1)
-    # The last block may be short; look at the last 64 ids then. Those before the block cannot hold the
-    # same value, or their own block would have been chosen.
-    starts = (blocks * BLOCK).clamp_max_(vocab_size - BLOCK)
-    window = starts[:, None] + torch.arange(BLOCK, device=logits.device)
-    return values, starts + logits.gather(1, window).argmax(-1)
 
 
 def token_weights(

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.best_token import BestToken, composed
 from srt.protocols.forward_batch import NOTHING_LEFT, RowSetup
-from srt.sampling.draw import best_tokens, draw, token_weights
+from srt.sampling.draw import draw, token_weights
 from srt.sampling.logprobs import Wanted, drawn_logits, token_logprobs
 from srt.sampling.masks import forbid_unmasked
 from srt.sampling.noise import position_keys
@@ -37,10 +38,18 @@ class Sampler:
     logit after bans and penalties; of equal ones the lowest id.
     """
 
-    def __init__(self, max_rows: int, vocab_size: int, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        vocab_size: int,
+        device: str | torch.device = "cpu",
+        best_token: BestToken = composed.best_token,
+    ) -> None:
+        self._best_token = best_token
         self._device = torch.device(device)
         self._states: list[RowState | None] = [None] * max_rows
         self._generated = torch.zeros(max_rows, dtype=torch.int64, device=self._device)
+        self._ones = torch.ones_like(self._generated)
         self._tables = PenaltyTables(vocab_size, self._device)
         self._planner = Planner(vocab_size, self._device, self._tables)
         self._plan: Plan | None = None
@@ -75,7 +84,7 @@ class Sampler:
         if masks is not None:
             forbid_unmasked(logits, masks)
         self._apply_rules(logits, plan)
-        peaks, tokens = best_tokens(logits)
+        peaks, tokens = self._best_token(logits)
         errors = explain_peaks(peaks)
         broken = [place for place, error in enumerate(errors) if error is not None]
         if broken:  # let them be harmless to draw from
@@ -169,7 +178,7 @@ class Sampler:
         return tokens
 
     def _advance(self, plan: Plan, tokens: torch.Tensor) -> None:
-        self._generated[plan.index] += 1
+        self._generated.index_add_(0, plan.index, self._ones[: len(plan.rows)])
         if plan.penalties is not None:
             self._tables.count(plan.penalties, tokens[plan.penalties.places])
 
@@ -193,10 +202,11 @@ def is_penalised(params: SamplingParams) -> bool:
 
 def explain_peaks(peaks: torch.Tensor) -> list[str | None]:
     """What is wrong with each row whose largest logit, after the rules, is not a finite number."""
-    if bool(peaks.isfinite().all()):
-        return [None] * len(peaks)
+    values = peaks.tolist()
+    if all(map(math.isfinite, values)):
+        return [None] * len(values)
     errors: list[str | None] = []
-    for peak in peaks.tolist():
+    for peak in values:
         if math.isnan(peak):
             errors.append("the model's logits contain NaN")
         elif peak == math.inf:

@@ -75,7 +75,8 @@ def _dspark(target: TpModelWorker, drafts: list[ModelRunner]) -> Drafter:
 
 
 def _sampler(target: TpModelWorker, draft: ModelRunner) -> Sampler:
-    return Sampler(target.facts.max_rows, target.facts.vocab_size, draft.device)
+    facts = target.facts
+    return Sampler(facts.max_rows, facts.vocab_size, draft.device, draft.ops.best_token)
 
 
 def _look_up_first(model: Drafter, most: int) -> Drafter:

@@ -84,7 +84,7 @@ class ModelRig:
             )
             spoil(each)
             each.init_backends()
-        sampler = Sampler(max_rows, facts.vocab_size, runner.device)
+        sampler = Sampler(max_rows, facts.vocab_size, runner.device, runner.ops.best_token)
         worker = TpModelWorker(runner, sampler, facts, target.thread)
         if algorithm is None:
             return worker

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.best_token import best_token
 from srt.protocols.forward_batch import RowSetup
-from srt.sampling.draw import BLOCK, best_tokens, token_weights
+from srt.sampling.draw import BLOCK, token_weights
 from srt.sampling.sampler import Sampler
 from srt.sampling.truncate import Truncation, draw_truncated, keep_likely
 from srt.wire.params import SamplingParams
@@ -125,7 +126,7 @@ def test_equal_tokens_at_the_border_are_all_kept() -> None:
 @pytest.mark.parametrize("vocab", [5, 64, 65, 1000, 4096])
 def test_the_arg_max_is_the_first_one(vocab: int) -> None:
     logits = noisy(50, vocab).mul(2).round()  # full of ties
-    values, tokens = best_tokens(logits)
+    values, tokens = best_token(logits)
     assert torch.equal(values, logits.amax(-1)) and torch.equal(tokens, logits.argmax(-1))
 
 
