@@ -98,7 +98,7 @@ async def test_errors_are_named_too(engine: RunEngine, script: Script, log: Log)
                 ("/nothing", 404, {}, ()),
                 (TEXT, 413, {"prompt": "x" * 20_000}, ()),
                 (TEXT, 408, {**LATE, "deadline": 0.03}, ("srt.scheduler.finish",)),
-                (TEXT, 429, {**LATE, "prompt": ["one"] * 3, "n": 3}, ("srt.scheduler.finish",)),
+                (TEXT, 429, {**LATE, "prompt": ["one"] * 9}, ("srt.scheduler.finish",)),
             ]
             for number, (path, status, fields, where) in enumerate(cases):
                 name = f"bad-{number}"
