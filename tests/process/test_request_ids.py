@@ -88,7 +88,12 @@ async def test_one_name_is_everywhere(engine: RunEngine, script: Script, log: Lo
 async def test_errors_are_named_too(engine: RunEngine, script: Script, log: Log) -> None:
     model = script(WORDS, scripts=ANSWERS, step_seconds=0.01)
     async with engine(
-        model=model, log_level="debug", max_body_mb=0.01, receive_seconds=0.3, max_queued=7
+        model=model,
+        log_level="debug",
+        max_body_mb=0.01,
+        receive_seconds=0.3,
+        max_running=1,
+        max_queued=7,
     ) as running:
         async with running.http() as http:
             cases: list[tuple[str, int, dict[str, Any], tuple[str, ...]]] = [
