@@ -7,6 +7,8 @@ networks whose layers are such layers have the same stack of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 
@@ -25,7 +27,7 @@ class DenseLayer:
     __slots__ = ("qkv", "q_norm", "k_norm", "out", "mlp", "input_norm", "mlp_norm", "window")
 
     def __init__(self, weights: Weights, name: str, ops: Ops, window: int | None) -> None:
-        self.qkv = weights.linears[f"{name}.qkv"]
+        self.qkv = self.project(weights, name)
         self.q_norm = weights.tensors.get(f"{name}.q_norm")
         self.k_norm = weights.tensors.get(f"{name}.k_norm")
         self.out = weights.linears[f"{name}.out"]
@@ -34,16 +36,28 @@ class DenseLayer:
         self.mlp_norm = weights.tensors[f"{name}.mlp_norm"]
         self.window = window
 
+    def project(self, weights: Weights, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What makes q, k and v side by side of x [T, H]."""
+        return weights.linears[f"{name}.qkv"]
+
 
 class DenseStack:
-    """The layers one after the other, `layers.0` and on, and the norm behind them, if there is one."""
+    """The layers one after the other, `layers.0` and on, and the norm behind them, if there is one.
+    `layers`: others than the usual ones."""
 
-    def __init__(self, arch: Arch, weights: Weights, ops: Ops, cos_sin: torch.Tensor) -> None:
+    def __init__(
+        self,
+        arch: Arch,
+        weights: Weights,
+        ops: Ops,
+        cos_sin: torch.Tensor,
+        layers: Sequence[DenseLayer] | None = None,
+    ) -> None:
         self.arch = arch
         self.ops = ops
         self.cos_sin = cos_sin
         self.scale = arch.head_dim**-0.5
-        self.layers = [
+        self.layers = layers or [
             DenseLayer(weights, f"layers.{index}", ops, arch.windows[index])
             for index in range(arch.num_layers)
         ]

@@ -12,33 +12,29 @@ is that of the public DFlash drafts (arXiv 2602.06036).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
 from kernels.ops import Ops
 from srt.config.block_draft import BlockDraft, check_target, read_block_draft
 from srt.layers.parameters import Parameter, Weights, linear, norm, tensor
-from srt.models.blocks import GatedMlp
+from srt.models.decoder import DenseLayer, DenseStack
 from srt.models.draft import DraftSource, Lent
 from srt.protocols.attention import AttentionBackend, AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
 
-class BlockLayer:
+class BlockLayer(DenseLayer):
     """q has a linear of its own, for the context needs none."""
 
-    __slots__ = ("q", "kv", "q_norm", "k_norm", "out", "mlp", "input_norm", "mlp_norm", "window")
+    __slots__ = ("q", "kv")
 
-    def __init__(self, weights: Weights, name: str, ops: Ops, window: int | None) -> None:
+    def project(self, weights: Weights, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
         self.q = weights.linears[f"{name}.q"]
         self.kv = weights.linears[f"{name}.kv"]
-        self.q_norm = weights.tensors[f"{name}.q_norm"]
-        self.k_norm = weights.tensors[f"{name}.k_norm"]
-        self.out = weights.linears[f"{name}.out"]
-        self.mlp = GatedMlp(weights, name, ops)
-        self.input_norm = weights.tensors[f"{name}.input_norm"]
-        self.mlp_norm = weights.tensors[f"{name}.mlp_norm"]
-        self.window = window
+        return lambda x: torch.cat((self.q(x), self.kv(x)), dim=1)
 
 
 class BlockNetwork:
@@ -60,7 +56,6 @@ class BlockNetwork:
         self.arch = arch
         self.ops = ops
         self.cos_sin = cos_sin
-        self.scale = arch.head_dim**-0.5
         self.taps = self.shape.taps
         self.fuse = weights.linears["fuse"]
         self.context_norm = weights.tensors["context_norm"]
@@ -68,7 +63,7 @@ class BlockNetwork:
             BlockLayer(weights, f"layers.{index}", ops, arch.windows[index])
             for index in range(arch.num_layers)
         ]
-        self.final_norm = weights.tensors["norm"]
+        self.stack = DenseStack(arch, weights, ops, cos_sin, self.layers)
         self.embedding = weights.tensors.get("embedding", lent.embedding)
         self.head = weights.linears.get("head", lent.head)
 
@@ -104,33 +99,8 @@ class BlockNetwork:
     ) -> torch.Tensor:
         """token_ids [T] int64 of blocks, behind contexts that are there. Returns the normed states of
         those kept, [K, H]. K and V of the blocks stay in their slots, for the next to overwrite."""
-        arch, ops, eps = self.arch, self.ops, self.arch.norm_eps
-        residual = F.embedding(token_ids, self.embedding)
-        x = ops.rms_norm(residual, self.layers[0].input_norm, eps)
-        last = arch.num_layers - 1
-        for index, layer in enumerate(self.layers):
-            q = ops.rope_write_kv(
-                torch.cat((layer.q(x), layer.kv(x)), dim=1),
-                batch.positions,
-                self.cos_sin,
-                batch.slots,
-                pool.keys(index),
-                pool.values(index),
-                arch.num_heads,
-                arch.num_kv_heads,
-                arch.head_dim,
-                layer.q_norm,
-                layer.k_norm,
-                eps,
-            )
-            x = attention.forward(q, index, pool, scale=self.scale, window=layer.window)
-            x = x.reshape(-1, arch.q_size)
-            if index == last and keep is not None:  # nothing below mixes tokens any more
-                x, residual = x[keep], residual[keep]
-            x, residual = ops.add_rms_norm(layer.out(x), residual, layer.mlp_norm, eps)
-            following = self.final_norm if index == last else self.layers[index + 1].input_norm
-            x, residual = ops.add_rms_norm(layer.mlp(x), residual, following, eps)
-        return x
+        embedded = F.embedding(token_ids, self.embedding)
+        return self.stack.forward(embedded, batch, pool, attention, keep)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """[K, H] -> [K, V] float32."""

@@ -29,12 +29,18 @@ from srt.protocols.kv_pool import KVPool
 
 LAYER = "midlayer"
 TAPS_KEY = "eagle_aux_hidden_state_layer_ids"
+NUM_TAPS = 3  # low, middle and high, unless the draft's configuration names others
+
+
+def named_layers(config: dict[str, Any]) -> list[int] | None:
+    """The layers that the draft's configuration asks for, if it does."""
+    return (config.get("eagle_config") or {}).get(TAPS_KEY) or config.get(TAPS_KEY)
 
 
 def tap_layers(config: dict[str, Any], num_layers: int) -> tuple[int, ...]:
-    """The target's layers whose entering streams are the features: low, middle and high."""
-    found = (config.get("eagle_config") or {}).get(TAPS_KEY) or config.get(TAPS_KEY)
-    layers = tuple(int(layer) for layer in found or (2, num_layers // 2, num_layers - 3))
+    """The target's layers whose entering streams are the features."""
+    usual = (2, num_layers // 2, num_layers - 3)
+    layers = tuple(int(layer) for layer in named_layers(config) or usual)
     if list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] > num_layers:
         raise ConfigError(
             f"the draft reads the target's layers {list(layers)}; they must ascend within 0 to "
@@ -138,9 +144,7 @@ class Eagle3:
         arch, config = source.arch, source.config
         hidden, inner = arch.hidden_size, arch.intermediate_size
         width = int(config.get("target_hidden_size", hidden))
-        num_taps = len(
-            config.get(TAPS_KEY) or (config.get("eagle_config") or {}).get(TAPS_KEY) or "123"
-        )
+        num_taps = len(named_layers(config) or ()) or NUM_TAPS
         num_tokens = int(config.get("draft_vocab_size") or arch.vocab_size)
         attention, mlp = f"{LAYER}.self_attn.", f"{LAYER}.mlp."
         qkv = {"q_proj": arch.q_size, "k_proj": arch.kv_size, "v_proj": arch.kv_size}

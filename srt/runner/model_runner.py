@@ -21,7 +21,7 @@ from srt.config.facts import ModelFacts
 from srt.config.runner_spec import RunnerSpec
 from srt.layers.parameters import Parameter
 from srt.layers.rope import build_cos_sin
-from srt.loading.checkpoint import open_checkpoint
+from srt.loading.checkpoint import Checkpoint, open_checkpoint
 from srt.loading.fill import fill
 from srt.loading.safetensors_files import tensor_names
 from srt.models.arch import read_arch
@@ -132,15 +132,7 @@ class ModelRunner:
         config = self.build_load_config(self._draft_load_format())
         source = self._draft_source(config)
         parameters = self._parameters(source)
-        checkpoint = open_checkpoint(
-            config.path,
-            config.load_format,
-            self.facts,
-            parameters,
-            dtype=self.dtype,
-            seed=self.seed,
-            is_foreign=foreign_tensors(self.facts.config, self.spec.step),
-        )
+        checkpoint = self._open(config, parameters)
         weights = fill(
             parameters,
             checkpoint.tensors,
@@ -182,7 +174,12 @@ class ModelRunner:
         config = self.build_load_config(self._draft_load_format())
         parameters = self._parameters(self._draft_source(config))
         [part] = next(each for each in parameters if each.name == "head").parts
-        checkpoint = open_checkpoint(
+        checkpoint = self._open(config, parameters)
+        found = next(value for name, value in checkpoint.tensors if name == part.source)
+        return found.to(device=self.device, dtype=self.dtype)[token_ids]
+
+    def _open(self, config: LoadConfig, parameters: list[Parameter]) -> Checkpoint:
+        return open_checkpoint(
             config.path,
             config.load_format,
             self.facts,
@@ -191,8 +188,6 @@ class ModelRunner:
             seed=self.seed,
             is_foreign=foreign_tensors(self.facts.config, self.spec.step),
         )
-        found = next(value for name, value in checkpoint.tensors if name == part.source)
-        return found.to(device=self.device, dtype=self.dtype)[token_ids]
 
     def _draft_source(self, config: LoadConfig) -> DraftSource:
         has_names = self._draft_family is not None and config.load_format == "safetensors"
