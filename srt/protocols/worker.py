@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from srt.protocols.forward_batch import ForwardBatch, StepResult
 
@@ -48,4 +48,15 @@ class Worker(Protocol):
 
     def close(self) -> None:
         """Waits for launched steps, then frees threads and memory. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Idler(Protocol):
+    """What a worker may have beside this: work for quiet moments, such as capturing one more graph."""
+
+    def idle(self) -> bool:
+        """Called by the launching thread while no request is alive and no step is in flight; does one
+        piece of that work and returns. A request that comes meanwhile waits for it, so a piece is
+        short. True: there is more. What it raises ends the engine, as a step's error does."""
         ...

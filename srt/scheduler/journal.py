@@ -19,7 +19,7 @@ import msgspec
 from srt.errors import TandemError
 from srt.protocols.forward_batch import ForwardBatch, StepResult
 from srt.protocols.grammar import Grammars, Opened
-from srt.protocols.worker import Ticket, Worker, WorkerFacts
+from srt.protocols.worker import Idler, Ticket, Worker, WorkerFacts
 from srt.scheduler.budget import Settings
 from srt.wire.convert import to_failure
 from srt.wire.messages import WorkMessage
@@ -144,6 +144,10 @@ class Recorder:
     def launch(self, batch: ForwardBatch) -> Ticket:
         self._write(Launch(digest=digest(batch)))
         return _RecordedTicket(self._worker.launch(batch), self._write)
+
+    def idle(self) -> bool:
+        """Not recorded: no step depends on it."""
+        return isinstance(self._worker, Idler) and self._worker.idle()
 
     def clock(self) -> float:
         seconds = self._clock()

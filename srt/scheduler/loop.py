@@ -21,7 +21,7 @@ from srt.cache.store import KVStore
 from srt.errors import EngineDead, InternalError
 from srt.metrics.registry import Registry
 from srt.protocols.grammar import Grammars
-from srt.protocols.worker import Worker
+from srt.protocols.worker import Idler, Worker
 from srt.scheduler.admission import Admission
 from srt.scheduler.budget import Growth, Settings
 from srt.scheduler.commands import Commands
@@ -162,6 +162,12 @@ class Scheduler:
         record.stages["send"] = max(processed - times[3] - inside, 0.0) + sent - processed
         self._note(record)
         return not self._is_idle()
+
+    def idle(self) -> bool:
+        """Between turns: lets the worker do a piece of what it keeps for quiet moments, if this is one.
+        True: it has more. Raises what the worker raises; the process is to end then."""
+        worker = self._worker
+        return isinstance(worker, Idler) and self._is_idle() and worker.idle()
 
     def _take(self, message: WorkMessage, now: float) -> None:
         match message:

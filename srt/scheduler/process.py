@@ -14,17 +14,20 @@ IDLE_SECONDS = 1.0  # how often an idle loop looks whether to stop
 def run(
     scheduler: Scheduler, inbox: PollingReceiver[WorkMessage], stop: Callable[[], bool]
 ) -> None:
-    """Turns until `stop`, or until the inbox is closed. While there is work it polls; while there is
-    none it sleeps in the socket and uses no CPU.
+    """Turns until `stop`, or until the inbox is closed. While there is work it polls. While there is
+    none the worker does its chores, one between two looks into the inbox; when these are done it
+    sleeps in the socket and uses no CPU.
 
-    Raises what a step raised, after every live request got its terminal item; the caller exits
-    non-zero.
+    Raises what a step or a chore raised, after every live request got its terminal item; the caller
+    exits non-zero.
     """
-    is_busy = False
+    is_busy, patience = False, 0.0
     while not stop():
         try:
-            messages = inbox.drain(0 if is_busy else IDLE_SECONDS)
+            messages = inbox.drain(patience)
         except ChannelClosed:
             return
         if messages or is_busy:
-            is_busy = scheduler.turn(messages)
+            is_busy, patience = scheduler.turn(messages), 0.0
+        else:
+            patience = 0.0 if scheduler.idle() else IDLE_SECONDS

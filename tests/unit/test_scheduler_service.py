@@ -14,7 +14,9 @@ from srt.launch.parts import PhaseWatch
 from srt.metrics.registry import Registry
 from srt.metrics.table import ROWS, SECONDS
 from srt.runner.script import Script, ScriptedWorker, load_script
+from srt.scheduler.build import build_scheduler
 from srt.scheduler.process import IDLE_SECONDS, run
+from srt.scheduler.replay import replay
 from srt.wire.channels import ChannelClosed
 from srt.wire.messages import AbortWork, Command, Turn
 
@@ -193,13 +195,42 @@ def test_the_process_polls_while_busy_and_sleeps_while_idle() -> None:
     run(box.scheduler, inbox, lambda: False)
     assert box.finish(1).reason == "length"
     idle = [index for index, timeout in enumerate(inbox.timeouts) if timeout == IDLE_SECONDS]
-    assert idle == [0, 1, len(inbox.timeouts) - 1]
+    assert idle == [1, len(inbox.timeouts) - 1]
     assert set(inbox.timeouts) == {0, IDLE_SECONDS}
     run(box.scheduler, Inbox([]), lambda: True)
     failing = Box(HashWorker(raise_at=1))
     with pytest.raises(RuntimeError):
         run(failing.scheduler, Inbox([[work(1, [1], 5)]]), lambda: False)
     assert failing.finish(1).failure.code == "internal"
+
+
+class Chores(HashWorker):
+    """A worker with so much to do in quiet moments; notes what it had launched by then."""
+
+    def __init__(self, num_chores: int) -> None:
+        super().__init__()
+        self.num_chores = num_chores
+        self.done: list[int] = []
+
+    def idle(self) -> bool:
+        self.done.append(len(self.batches))
+        return len(self.done) < self.num_chores
+
+
+def test_a_worker_does_its_chores_while_nobody_is_served(tmp_path: Path) -> None:
+    """One between two looks into the inbox, none during a request; then the loop sleeps. A journal
+    in between changes nothing."""
+    for journal in (None, tmp_path / "journal"):
+        worker, box = Chores(4), Box()
+        scheduler = build_scheduler(worker, box.settings, box, box.clock, box.config, journal)
+        inbox = Inbox([[], [], [work(1, [1, 2], 5)]])
+        run(scheduler, inbox, lambda: False)
+        assert box.finish(1).reason == "length"
+        steps = len(worker.batches)
+        assert worker.done == [0, 0, steps, steps] and steps > 3
+        assert inbox.timeouts[-4:] == [0, 0, 0, IDLE_SECONDS]
+        scheduler.close()
+    assert replay(tmp_path / "journal").difference is None
 
 
 def scripted(path: Path) -> ScriptedWorker:
