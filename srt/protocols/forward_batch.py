@@ -130,5 +130,6 @@ class StepResult:
     slices: list[SliceResult]
     draft_seconds: float = 0.0
     prepare_seconds: float = 0.0
+    launch_seconds: float = 0.0  # the host's time to launch a step that the device runs by itself
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0

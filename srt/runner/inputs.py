@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -11,6 +12,11 @@ import torch
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.forward_batch import ForwardBatch, Slice, Window
 from srt.runner.page_table import PageTable
+from srt.runner.staging import Array
+
+Longs = np.ndarray[tuple[int], np.dtype[np.int64]]
+Ints = np.ndarray[tuple[int], np.dtype[np.int32]]
+Send = Callable[[Sequence[Array]], list[torch.Tensor]]  # to where the model computes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,13 +28,24 @@ class StepInputs:
     attention: AttentionBatch
     keep: torch.Tensor | None  # [K] int64
     sampling: list[Slice]
+    sampling_rows: torch.Tensor  # [len(sampling)] int32
     scoring: list[Slice]
 
 
+def send_nowhere(arrays: Sequence[Array]) -> list[torch.Tensor]:
+    """On a CPU the numbers are where the model computes."""
+    return [torch.from_numpy(array) for array in arrays]
+
+
 def build_inputs(
-    batch: ForwardBatch, table: PageTable, last_tokens: torch.Tensor, page_size: int
+    batch: ForwardBatch,
+    table: PageTable,
+    last_tokens: torch.Tensor,
+    page_size: int,
+    send: Send = send_nowhere,
 ) -> StepInputs:
-    """`last_tokens` [max_rows] int64 gives decode slices their token. Table writes must be in."""
+    """`last_tokens` [max_rows + 1] int64 gives decode slices their token. Table writes must be in; `send`
+    is called once."""
     slices = batch.slices
     rows_host = [piece.row for piece in slices]
     starts_host = [piece.start for piece in slices]
@@ -41,33 +58,50 @@ def build_inputs(
     )
     num_tokens = int(lengths.sum())
     positions, slots = _place(table, rows, starts, lengths, num_tokens, page_size)
-    device = table.tensor.device
+    sampling = [piece for piece in slices if piece.sample]
+    scoring = [piece for piece in slices if piece.targets and piece.prompt_logprobs is not None]
     windows = [piece.window for piece in slices]
-    visible = _see(windows, lengths_host, positions) if any(windows) else None
-    bases_host = [-1 if each is None else each.base for each in windows] if any(windows) else []
+    has_windows = any(windows)
+    bases_host = [-1 if each is None else each.base for each in windows] if has_windows else []
+    visible = _see(windows, lengths_host, positions) if has_windows else np.empty(0, np.int64)
+    kept = _keep(slices, lengths)
+    arrays: list[Array] = [
+        rows,
+        starts,
+        lengths,
+        slots,
+        positions,
+        np.array([piece.row for piece in sampling], dtype=np.int32),
+        _given_tokens(slices[num_decode:], num_tokens - num_decode),
+        np.empty(0, np.int64) if kept is None else kept,
+        np.array(bases_host, dtype=np.int32),
+        visible,
+    ]
+    sent = send(arrays)
     attention = AttentionBatch(
         num_decode=num_decode,
         page_size=page_size,
         page_table=table.tensor,
-        rows=torch.from_numpy(rows).to(device),
-        starts=torch.from_numpy(starts).to(device),
-        lengths=torch.from_numpy(lengths).to(device),
+        rows=sent[0],
+        starts=sent[1],
+        lengths=sent[2],
         rows_host=rows_host,
         starts_host=starts_host,
         lengths_host=lengths_host,
-        slots=torch.from_numpy(slots).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        bases=None if visible is None else torch.tensor(bases_host, dtype=torch.int32).to(device),
+        slots=sent[3],
+        positions=sent[4],
+        bases=sent[8] if has_windows else None,
         bases_host=bases_host,
-        visible=None if visible is None else torch.from_numpy(visible).to(device),
+        visible=sent[9] if has_windows else None,
     )
-    sampling = [piece for piece in slices if piece.sample]
-    scoring = [piece for piece in slices if piece.targets and piece.prompt_logprobs is not None]
+    relayed = last_tokens[attention.rows[:num_decode].long()] if num_decode else None
+    parts = [part for part in (relayed, sent[6]) if part is not None and len(part)]
     return StepInputs(
-        token_ids=_token_ids(slices, attention, last_tokens, num_tokens),
+        token_ids=parts[0] if len(parts) == 1 else torch.cat(parts),
         attention=attention,
-        keep=_keep(slices, lengths, device),
+        keep=None if kept is None else sent[7],
         sampling=sampling,
+        sampling_rows=sent[5],
         scoring=scoring,
     )
 
@@ -86,13 +120,8 @@ def locate(
 
 
 def _place(
-    table: PageTable,
-    rows: np.ndarray[tuple[int], np.dtype[np.int32]],
-    starts: np.ndarray[tuple[int], np.dtype[np.int32]],
-    lengths: np.ndarray[tuple[int], np.dtype[np.int32]],
-    num_tokens: int,
-    page_size: int,
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    table: PageTable, rows: Ints, starts: Ints, lengths: Ints, num_tokens: int, page_size: int
+) -> tuple[Longs, Longs]:
     """Each token's position in its row and its slot in the pool."""
     if num_tokens == len(rows):
         positions = starts.astype(np.int64)
@@ -108,11 +137,7 @@ def _place(
     return positions, slots
 
 
-def _see(
-    windows: list[Window | None],
-    lengths: list[int],
-    positions: np.ndarray[tuple[int], np.dtype[np.int64]],
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _see(windows: list[Window | None], lengths: list[int], positions: Longs) -> Longs:
     """The step's masks; puts the positions of tokens in windows in place."""
     visible = np.zeros(len(positions), dtype=np.int64)
     first = 0
@@ -124,23 +149,12 @@ def _see(
     return visible
 
 
-def _token_ids(
-    slices: list[Slice], attention: AttentionBatch, last_tokens: torch.Tensor, num_tokens: int
-) -> torch.Tensor:
-    num_decode = attention.num_decode
-    relayed = last_tokens[attention.rows[:num_decode].long()]
-    if num_decode == len(slices):
-        return relayed
-    given = chain.from_iterable(piece.tokens or () for piece in slices[num_decode:])
-    typed = np.fromiter(given, dtype=np.int64, count=num_tokens - num_decode)
-    return torch.cat((relayed, torch.from_numpy(typed).to(relayed.device)))
+def _given_tokens(slices: list[Slice], num_tokens: int) -> Longs:
+    given = chain.from_iterable(piece.tokens or () for piece in slices)
+    return np.fromiter(given, dtype=np.int64, count=num_tokens)
 
 
-def _keep(
-    slices: list[Slice],
-    lengths: np.ndarray[tuple[int], np.dtype[np.int32]],
-    device: torch.device,
-) -> torch.Tensor | None:
+def _keep(slices: list[Slice], lengths: Ints) -> Longs | None:
     if all(
         piece.sample and piece.length == 1 + piece.draft and not piece.targets for piece in slices
     ):
@@ -156,4 +170,4 @@ def _keep(
             chosen.extend(range(first, first + len(piece.targets)))
     if not chosen:  # kernels are not asked to run on nothing
         chosen = [0]
-    return torch.tensor(chosen, dtype=torch.int64, device=device)
+    return np.array(chosen, dtype=np.int64)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+import kernels.step_inputs
 from kernels.linear import Linear
 from kernels.ops import Ops
 from srt.attention.capability import Need
@@ -30,7 +31,7 @@ from srt.models.decoder import DenseDecoder
 from srt.models.draft import DraftFamily, DraftSource, Lent
 from srt.models.mtp import foreign_tensors
 from srt.models.registry import model_family
-from srt.protocols.attention import AttentionBackend
+from srt.protocols.attention import AttentionBackend, AttentionBatch
 from srt.protocols.forward_batch import ForwardBatch, Slice, TableWrite
 from srt.quant.methods import quantization_of
 from srt.runner.attention_pair import (
@@ -39,7 +40,8 @@ from srt.runner.attention_pair import (
 )
 from srt.runner.dtypes import torch_dtype
 from srt.runner.inputs import StepInputs, build_inputs, locate
-from srt.runner.page_table import PageTable
+from srt.runner.page_table import Ints, PageTable
+from srt.runner.staging import Staging
 
 Progress = Callable[[str, float], None]
 
@@ -83,6 +85,7 @@ class ModelRunner:
         self.device = device
         self.seed = seed
         self.ops = ops
+        self.step_ops = kernels.step_inputs.select(ops.implementation)
         self.facts = facts
         self.arch = read_arch(facts)
         self.draft_attention_backend = resolve_draft_attention_backend(
@@ -97,7 +100,7 @@ class ModelRunner:
         self._pool: PagedKVPool | None = None
         self._backend: AttentionBackend | None = None
         self._table: PageTable | None = None
-        self._last_tokens = torch.empty(0, dtype=torch.int64, device=device)
+        self.last_tokens = torch.empty(0, dtype=torch.int64, device=device)
         self._tap_layers: tuple[int, ...] = ()
         self.features: torch.Tensor | None = None
         self.weight_bytes = 0
@@ -220,7 +223,7 @@ class ModelRunner:
         )
         max_pages = -(-self.context_length // page_size)
         self._table = table or PageTable(max_rows=max_rows, max_pages=max_pages, device=self.device)
-        self._last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=self.device)
+        self.last_tokens = torch.zeros(max_rows + 1, dtype=torch.int64, device=self.device)
 
     def capture(self, layers: tuple[int, ...]) -> None:
         """From now on every forward leaves in `features` what its tokens were like at these layers, see
@@ -240,9 +243,30 @@ class ModelRunner:
         """Applies the step's table writes and builds its tensors."""
         assert self._backend is not None
         self.write_table(batch.table_writes)
-        inputs = build_inputs(batch, self.table, self._last_tokens, self.pool.page_size)
+        inputs = build_inputs(batch, self.table, self.last_tokens, self.pool.page_size)
         self._backend.plan(inputs.attention)
         return inputs
+
+    def prepare_on(
+        self, staging: Staging, batch: ForwardBatch, where: Ints, pages: Ints
+    ) -> StepInputs:
+        """Like `prepare`, by way of `staging`; `where` and `pages` are what `PageTable.note` gave."""
+        if len(where):
+            self.apply_table(*staging.send([where, pages]))
+        inputs = build_inputs(
+            batch, self.table, self.last_tokens, self.pool.page_size, staging.send
+        )
+        self.backend.plan(inputs.attention)
+        return inputs
+
+    def apply_table(self, where: torch.Tensor, pages: torch.Tensor) -> None:
+        """Brings the device's page table up to date: both [N] int32, see `PageTable.note`."""
+        self.step_ops.write_table(self.table.tensor, where, pages)
+
+    def model_forward(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        """Hidden states of every token, [T, H], for a batch that is planned; nothing is tapped."""
+        assert self._model is not None
+        return self._model.forward(token_ids, batch, self.pool, self.backend, None, None)
 
     def locate(self, slices: list[Slice]) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions and slots of the slices' tokens, [T] int64 each; nothing is planned for them."""
@@ -265,7 +289,7 @@ class ModelRunner:
 
     def remember(self, rows: list[int], tokens: torch.Tensor) -> None:
         """`tokens` [len(rows)] int64 become the rows' last tokens, read by their next decode slice."""
-        self._last_tokens[rows] = tokens
+        self.last_tokens[rows] = tokens
 
     def build_load_config(self, load_format: str | None = None) -> LoadConfig:
         """Where the weights are and how they are stored; None: as the runner's spec says."""

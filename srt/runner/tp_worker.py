@@ -18,13 +18,12 @@ from srt.protocols.forward_batch import ForwardBatch, Slice, SliceResult, StepRe
 from srt.protocols.worker import WorkerFacts
 from srt.runner.inputs import StepInputs
 from srt.runner.model_runner import ModelRunner
+from srt.runner.scores import score_slices
 from srt.sampling.accept import Run, accept
 from srt.sampling.sampler import Sampler
 from srt.wire.params import TokenLogprobs
 
 logger = logging.getLogger(__name__)
-
-SCORED_AT_ONCE = 128  # prompt rows whose logits exist at the same time
 
 
 class StepTicket:
@@ -81,7 +80,7 @@ class TpModelWorker:
         forwarded = perf_counter()
         runs = [] if logits is None else self._sample(inputs.sampling, logits)
         self._close_ranks(batch.slices, inputs, runs)
-        scores = self._score(inputs, hidden[num_sampling:])
+        scores = score_slices(self.runner, self.sampler, inputs.scoring, hidden[num_sampling:])
         results = _collect(batch.slices, runs, scores)
         return StepResult(
             slices=results,
@@ -132,32 +131,6 @@ class TpModelWorker:
         if sources:
             slots = inputs.attention.slots
             self.runner.pool.move(slots[sources], slots[destinations])
-
-    def _score(self, inputs: StepInputs, hidden: torch.Tensor) -> list[list[TokenLogprobs] | str]:
-        """Per scoring slice the logprobs of its targets, or why there are none."""
-        found: list[list[TokenLogprobs] | str] = []
-        first = 0
-        for piece in inputs.scoring:
-            assert piece.prompt_logprobs is not None
-            last = first + len(piece.targets)
-            found.append(
-                self._score_slice(hidden[first:last], piece.targets, piece.prompt_logprobs)
-            )
-            first = last
-        return found
-
-    def _score_slice(
-        self, hidden: torch.Tensor, targets: list[int], num_top: int
-    ) -> list[TokenLogprobs] | str:
-        scores: list[TokenLogprobs] = []
-        for first in range(0, len(targets), SCORED_AT_ONCE):
-            last = first + SCORED_AT_ONCE
-            logits = self.runner.logits(hidden[first:last])
-            if not bool(logits.isfinite().all()):
-                return "the model's logits for the prompt are not finite"
-            wanted = torch.tensor(targets[first:last], dtype=torch.int64, device=logits.device)
-            scores += self.sampler.score(logits, wanted, num_top)
-        return scores
 
 
 def _collect(
