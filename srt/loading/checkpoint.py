@@ -11,7 +11,7 @@ import torch
 from srt.config.facts import ModelFacts
 from srt.errors import ConfigError
 from srt.layers.parameters import Parameter
-from srt.loading.dummy import dummy_tensors
+from srt.loading.dummy import CPU, dummy_tensors
 from srt.loading.gguf_index import GGUFFile
 from srt.loading.gguf_weights import gguf_tensors, rope_divisors
 from srt.loading.safetensors_files import safetensors_tensors
@@ -34,13 +34,15 @@ def open_checkpoint(
     *,
     dtype: torch.dtype,
     seed: int,
+    device: torch.device = CPU,
     is_foreign: Callable[[str], bool] = lambda name: False,
 ) -> Checkpoint:
     """`parameters` is what the model asks for; names that older exporters add to it are dropped, and
     those that are other runners' (`is_foreign`). `dtype` is what quantized values are decoded into.
+    `device` is where the tensors will go: what is made and not read is made there.
     Raises ConfigError for a format that is not one."""
     if load_format == "dummy":
-        return Checkpoint(tensors=dummy_tensors(parameters, seed))
+        return Checkpoint(tensors=dummy_tensors(parameters, seed, device))
     wanted = {
         part.source for parameter in parameters for part in (*parameter.parts, *parameter.biases)
     }

@@ -10,21 +10,26 @@ import torch
 from srt.layers.parameters import Parameter
 
 SPREAD = 0.02  # standard deviation, what fresh models of this kind start from
+CPU = torch.device("cpu")
 
 
-def dummy_tensors(parameters: list[Parameter], seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+def dummy_tensors(
+    parameters: list[Parameter], seed: int, device: torch.device = CPU
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Float32 noise for every source, keyed by (seed, name): neither order nor sharding matters. Norms
-    scatter around one, indices are zero."""
+    scatter around one, indices are zero. It is drawn where it is wanted, so that a large model takes no
+    longer than its memory does; each type of device has its own generator, and so its own values."""
     seen: set[str] = set()
     for parameter in parameters:
         for part in (*parameter.parts, *parameter.biases):
             if part.source in seen:
                 continue
             seen.add(part.source)
-            key = crc32(f"{seed} {part.source}".encode())  # the generator reads 32 bits of a seed
-            generator = torch.Generator().manual_seed(key)
             if parameter.kind == "index":
-                yield part.source, torch.zeros(part.shape, dtype=torch.int64)
+                yield part.source, torch.zeros(part.shape, dtype=torch.int64, device=device)
                 continue
-            values = torch.empty(part.shape).normal_(0.0, SPREAD, generator=generator)
-            yield part.source, values + 1.0 if parameter.kind == "norm" else values
+            key = crc32(f"{seed} {part.source}".encode())  # the generator reads 32 bits of a seed
+            generator = torch.Generator(device).manual_seed(key)
+            values = torch.empty(part.shape, device=device)
+            values.normal_(0.0, SPREAD, generator=generator)
+            yield part.source, values.add_(1.0) if parameter.kind == "norm" else values

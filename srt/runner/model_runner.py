@@ -189,6 +189,7 @@ class ModelRunner:
             parameters,
             dtype=self.dtype,
             seed=self.seed,
+            device=self.device,
             is_foreign=foreign_tensors(self.facts.config, self.spec.step),
         )
 
