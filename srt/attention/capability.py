@@ -3,66 +3,199 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Half = Literal["prefill", "decode"]
+Library = Literal["native", "flashinfer", "triton"]
+
+FP8 = "float8_e4m3fn"
+HALVES = frozenset({"bfloat16", "float16"})
+
+WHY_MISSING = {
+    "native": "needs the compiled kernels, which are off or could not be built",
+    "flashinfer": "needs the package flashinfer-python, which is not installed",
+    "triton": "needs the package triton, which is not installed",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
-    """`head_dims` None: any. `needs_library`: the compiled kernels must be there."""
+    """`dtypes`: of the KV pool. `head_dims` None: any up to `max_head_dim`. `library`: what must be
+    there. `min_capability`: the oldest GPU, 80 for 8.0. `ready`: what an open wish may find compiled,
+    as (KV dtype, head_dim); None: nothing is compiled for minutes."""
 
     name: str
     devices: frozenset[str]
     dtypes: frozenset[str]
+    query_dtypes: frozenset[str]
     head_dims: frozenset[int] | None
+    max_head_dim: int
     has_window: bool
-    needs_library: bool
+    has_tree: bool
+    has_cap: bool
+    has_graph: bool
+    is_deterministic: bool
+    library: Library | None
+    min_capability: int
+    ready: frozenset[tuple[str, int]] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a runner asks of its backends. `dtype` is the KV pool's and the query's."""
+    """What a runner asks of its backends. `dtype` is the KV pool's; `query_dtype` what the model
+    computes in, None: the same. `has_library`: the compiled CPU kernels are there. `capability`: of the
+    GPU, 90 for 9.0, 0 where unknown. `tree`: slices whose tokens do not simply see what lies before
+    them. `cap`: scores are capped. `deterministic`: the same bits whatever else is in the batch."""
 
     device: str
     dtype: str
     head_dim: int
     window: bool
     has_library: bool
+    query_dtype: str | None = None
+    capability: int = 0
+    has_flashinfer: bool = False
+    has_triton: bool = False
+    tree: bool = False
+    cap: bool = False
+    deterministic: bool = False
 
 
-TABLE: tuple[Capability, ...] = (  # best first: an open wish takes the first row that lacks nothing
+TABLE: tuple[Capability, ...] = (
     Capability(
         name="native",
         devices=frozenset({"cpu"}),
         dtypes=frozenset({"bfloat16"}),
+        query_dtypes=frozenset({"bfloat16"}),
         head_dims=None,
+        max_head_dim=512,
         has_window=True,
-        needs_library=True,
+        has_tree=True,
+        has_cap=False,
+        has_graph=False,
+        is_deterministic=True,
+        library="native",
+        min_capability=0,
+        ready=None,
+    ),
+    Capability(
+        name="flashinfer",
+        devices=frozenset({"cuda"}),
+        dtypes=HALVES,
+        query_dtypes=HALVES,
+        head_dims=frozenset({64, 128, 256}),
+        max_head_dim=256,
+        has_window=False,
+        has_tree=False,
+        has_cap=False,
+        has_graph=True,
+        is_deterministic=False,
+        library="flashinfer",
+        min_capability=80,
+        ready=frozenset({("bfloat16", 128)}),
+    ),
+    Capability(
+        name="triton",
+        devices=frozenset({"cuda"}),
+        dtypes=HALVES | {FP8},
+        query_dtypes=HALVES,
+        head_dims=None,
+        max_head_dim=256,
+        has_window=True,
+        has_tree=True,
+        has_cap=True,
+        has_graph=True,
+        is_deterministic=True,
+        library="triton",
+        min_capability=80,
+        ready=None,
     ),
     Capability(
         name="sdpa",
         devices=frozenset({"cpu", "cuda"}),
-        dtypes=frozenset({"float32", "bfloat16", "float16"}),
+        dtypes=HALVES | {"float32", FP8},
+        query_dtypes=HALVES | {"float32"},
         head_dims=None,
+        max_head_dim=1 << 16,
         has_window=True,
-        needs_library=False,
+        has_tree=True,
+        has_cap=False,
+        has_graph=False,
+        is_deterministic=False,
+        library=None,
+        min_capability=0,
+        ready=None,
     ),
 )
 
+# Best first: an open wish takes the first one that lacks nothing. FlashInfer's prefill is the faster
+# one; our decode has no plan to make on the host before every step.
+PREFERENCE: dict[Half, tuple[str, ...]] = {
+    "prefill": ("native", "flashinfer", "triton", "sdpa"),
+    "decode": ("native", "triton", "flashinfer", "sdpa"),
+}
 
-def lacks(row: Capability, need: Need) -> list[str]:
-    """Why this backend cannot serve this runner; empty if it can."""
+
+def lacks(row: Capability, need: Need, half: Half = "decode") -> list[str]:
+    """Why this backend cannot serve this half of the runner; empty if it can.
+
+    Trees are asked of the decode half only: it takes the batches with trees that the other cannot.
+    """
     found = []
+    query_dtype = need.query_dtype or need.dtype
     if need.device not in row.devices:
         found.append(f"runs on {_words(row.devices)}, not {need.device}")
     if need.dtype not in row.dtypes:
-        found.append(f"computes in {_words(row.dtypes)}, not {need.dtype}")
+        found.append(f"reads a KV cache in {_words(row.dtypes)}, not {need.dtype}")
+    if query_dtype not in row.query_dtypes and query_dtype != need.dtype:
+        found.append(f"computes in {_words(row.query_dtypes)}, not {query_dtype}")
     if row.head_dims is not None and need.head_dim not in row.head_dims:
         found.append(f"head_dim {need.head_dim} is not one of {sorted(row.head_dims)}")
+    elif need.head_dim > row.max_head_dim:
+        found.append(f"head_dim {need.head_dim} is larger than {row.max_head_dim}")
+    if need.device == "cuda" and "cuda" in row.devices and 0 < need.capability:
+        oldest = max(row.min_capability, 89 if need.dtype == FP8 and row.library else 0)
+        if need.capability < oldest:
+            found.append(
+                f"needs a GPU of compute capability {_version(oldest)}, this one has "
+                f"{_version(need.capability)}"
+            )
     if need.window and not row.has_window:
         found.append("has no sliding window")
-    if row.needs_library and not need.has_library:
-        found.append("needs the compiled kernels, which are off or could not be built")
+    if need.cap and not row.has_cap:
+        found.append("cannot cap scores")
+    if need.tree and half == "decode" and not row.has_tree:
+        found.append("cannot verify a tree of guesses")
+    if need.deterministic and not row.is_deterministic:
+        found.append("does not promise the same bits in every batch")
+    if row.library is not None and not _has(need, row.library):
+        found.append(WHY_MISSING[row.library])
     return found
+
+
+def is_ready(row: Capability, need: Need) -> bool:
+    """Whether it runs without minutes of compiling; an open wish takes no other."""
+    return row.ready is None or (need.dtype, need.head_dim) in row.ready
+
+
+def can_record(name: str) -> bool:
+    """Whether a decode step of this backend can be a CUDA graph."""
+    return next(row.has_graph for row in TABLE if row.name == name)
+
+
+def _has(need: Need, library: Library) -> bool:
+    match library:
+        case "native":
+            return need.has_library
+        case "flashinfer":
+            return need.has_flashinfer
+        case "triton":
+            return need.has_triton
 
 
 def _words(names: frozenset[str]) -> str:
     return ", ".join(sorted(names))
+
+
+def _version(capability: int) -> str:
+    return f"{capability // 10}.{capability % 10}"

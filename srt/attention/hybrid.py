@@ -11,42 +11,81 @@ from srt.protocols.kv_pool import KVPool
 
 
 class HybridAttention:
-    """A batch of one kind never touches the other backend."""
+    """A batch of one kind never touches the other backend.
 
-    def __init__(self, *, prefill: AttentionBackend, decode: AttentionBackend) -> None:
+    `short`: slices of up to that many tokens count as decode slices as long as they stand before the
+    first longer one, so that guesses are verified by the backend made for few tokens. A batch with trees
+    goes to `decode` as a whole unless `has_tree` says that `prefill` takes them too.
+    """
+
+    def __init__(
+        self,
+        *,
+        prefill: AttentionBackend,
+        decode: AttentionBackend,
+        short: int = 1,
+        has_tree: bool = True,
+    ) -> None:
         self.name = f"{prefill.name}+{decode.name}"
         self.prefill = prefill
         self.decode = decode
-        self._num_decode = 0
+        self._short = short
+        self._has_tree = has_tree
+        self._num_short = 0  # tokens of this step that go to `decode`
         self._has_prefill = False
 
     def plan(self, batch: AttentionBatch) -> None:
-        count = batch.num_decode
-        self._num_decode = count
+        count = self._count(batch)
         self._has_prefill = len(batch.rows_host) > count
         if not self._has_prefill:
             self.decode.plan(batch)
-        elif count == 0:
+            return
+        tokens = self._num_short = sum(batch.lengths_host[:count])
+        if count == 0:
             self.prefill.plan(batch)
         else:
-            self.decode.plan(_cut(batch, slice(0, count), slice(0, count), count))
-            self.prefill.plan(_cut(batch, slice(count, None), slice(count, None), 0))
+            self.decode.plan(_cut(batch, slice(0, count), slice(0, tokens), batch.num_decode))
+            self.prefill.plan(_cut(batch, slice(count, None), slice(tokens, None), 0))
+
+    def capture(self, batch: AttentionBatch) -> None:
+        self._has_prefill = False
+        self.decode.capture(batch)
+
+    def replay(self, batch: AttentionBatch) -> None:
+        self.decode.replay(batch)
 
     def forward(
-        self, q: torch.Tensor, layer: int, pool: KVPool, *, scale: float, window: int | None
+        self,
+        q: torch.Tensor,
+        layer: int,
+        pool: KVPool,
+        *,
+        scale: float,
+        window: int | None,
+        cap: float | None = None,
     ) -> torch.Tensor:
-        count = self._num_decode
+        tokens = self._num_short
         if not self._has_prefill:
-            return self.decode.forward(q, layer, pool, scale=scale, window=window)
-        if count == 0:
-            return self.prefill.forward(q, layer, pool, scale=scale, window=window)
-        decoded = self.decode.forward(q[:count], layer, pool, scale=scale, window=window)
-        rest = self.prefill.forward(q[count:], layer, pool, scale=scale, window=window)
-        return torch.cat((decoded, rest))
+            return self.decode.forward(q, layer, pool, scale=scale, window=window, cap=cap)
+        if tokens == 0:
+            return self.prefill.forward(q, layer, pool, scale=scale, window=window, cap=cap)
+        short = self.decode.forward(q[:tokens], layer, pool, scale=scale, window=window, cap=cap)
+        rest = self.prefill.forward(q[tokens:], layer, pool, scale=scale, window=window, cap=cap)
+        return torch.cat((short, rest))
+
+    def _count(self, batch: AttentionBatch) -> int:
+        """How many slices go to `decode`."""
+        lengths, count = batch.lengths_host, batch.num_decode
+        if batch.bases is not None and not self._has_tree:
+            return len(lengths)
+        if self._short > 1:
+            while count < len(lengths) and lengths[count] <= self._short:
+                count += 1
+        return count
 
 
 def _cut(batch: AttentionBatch, pieces: slice, tokens: slice, num_decode: int) -> AttentionBatch:
-    """The same tables, fewer slices. Decode slices have one token each, so both cuts are alike."""
+    """The same tables, fewer slices and their tokens."""
     return replace(
         batch,
         num_decode=num_decode,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.paged_attention import PagedAttention
+from srt.errors import ConfigError
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
@@ -21,9 +22,23 @@ class NativeAttention:
     def plan(self, batch: AttentionBatch) -> None:
         self._batch = batch
 
+    def capture(self, batch: AttentionBatch) -> None:
+        raise ConfigError("native attention cannot be recorded in a CUDA graph")
+
+    def replay(self, batch: AttentionBatch) -> None:
+        """Nothing was recorded."""
+
     def forward(
-        self, q: torch.Tensor, layer: int, pool: KVPool, *, scale: float, window: int | None
+        self,
+        q: torch.Tensor,
+        layer: int,
+        pool: KVPool,
+        *,
+        scale: float,
+        window: int | None,
+        cap: float | None = None,
     ) -> torch.Tensor:
+        assert cap is None, "the capability table says so"
         batch = self._batch
         assert batch is not None, "forward before plan"
         return self._paged_attention(

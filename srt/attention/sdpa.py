@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
+from srt.errors import ConfigError
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
@@ -52,12 +53,29 @@ class SdpaAttention:
             *_plan_prefill(batch),
         ]
 
+    def capture(self, batch: AttentionBatch) -> None:
+        raise ConfigError("sdpa attention cannot be recorded in a CUDA graph")
+
+    def replay(self, batch: AttentionBatch) -> None:
+        """Nothing was recorded."""
+
     def forward(
-        self, q: torch.Tensor, layer: int, pool: KVPool, *, scale: float, window: int | None
+        self,
+        q: torch.Tensor,
+        layer: int,
+        pool: KVPool,
+        *,
+        scale: float,
+        window: int | None,
+        cap: float | None = None,
     ) -> torch.Tensor:
+        assert cap is None, "the capability table says so"
         keys, values = pool.keys(layer), pool.values(layer)
+        scale *= pool.k_scale(layer)
         outputs = [_attend(piece, q, keys, values, scale, window) for piece in self._pieces]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        v_scale = pool.v_scale(layer)
+        return out if v_scale == 1 else out * v_scale
 
 
 def _attend(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.paged_attention import PagedAttention
-from srt.attention.capability import TABLE, Need, lacks
+from srt.attention.capability import PREFERENCE, TABLE, Half, Need, is_ready, lacks
 from srt.attention.hybrid import HybridAttention
 from srt.attention.native import NativeAttention
 from srt.attention.sdpa import SdpaAttention
@@ -19,15 +19,17 @@ class BackendPair:
     decode: str
 
 
-def select_backend(wish: str | None, need: Need, field: str) -> str:
-    """The wished backend, or without a wish the best one that lacks nothing.
+def select_backend(wish: str | None, need: Need, field: str, half: Half = "decode") -> str:
+    """The wished backend, or without a wish the best one for this half that lacks nothing and has
+    nothing to compile.
 
     Raises ConfigError saying what each candidate lacks; `field` names the setting.
     """
-    lacking = {row.name: lacks(row, need) for row in TABLE}
+    rows = {row.name: row for row in TABLE}
+    lacking = {name: lacks(row, need, half) for name, row in rows.items()}
     if wish is None:
-        for name, reasons in lacking.items():
-            if not reasons:
+        for name in PREFERENCE[half]:
+            if not lacking[name] and is_ready(rows[name], need):
                 return name
     elif wish not in lacking:
         raise ConfigError(f"{field}={wish}: no such backend; known: {', '.join(lacking)}")

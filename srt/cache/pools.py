@@ -27,7 +27,11 @@ class PagedKVPool:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        scales: list[tuple[float, float]] | None = None,
     ) -> None:
+        """`scales`: each layer's k_scale and v_scale; None: all are 1."""
+        assert scales is None or len(scales) == num_layers
+        self._scales = scales or [(1.0, 1.0)] * num_layers
         self.num_pages = num_pages
         self.page_size = page_size
         self.num_layers = num_layers
@@ -48,6 +52,14 @@ class PagedKVPool:
     def values(self, layer: int) -> torch.Tensor:
         """The V plane of `layer`; a view, written in place."""
         return self._planes[2 * layer + 1]
+
+    def k_scale(self, layer: int) -> float:
+        """K = what the plane holds * k_scale."""
+        return self._scales[layer][0]
+
+    def v_scale(self, layer: int) -> float:
+        """V = what the plane holds * v_scale."""
+        return self._scales[layer][1]
 
     def move(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
         """Copies K and V of the slots `sources` [N] int64 into the slots `destinations` [N] int64, in

@@ -41,7 +41,11 @@ class AttentionBatch:
 
 
 class AttentionBackend(Protocol):
-    """Built after the runner's (prefill, decode) pair is stamped; may read the stamp."""
+    """Built after the runner's (prefill, decode) pair is stamped; may read the stamp.
+
+    A step runs eagerly: `plan`, then `forward` once per layer. Or it is a recorded CUDA graph: `capture`
+    before it is recorded, `forward` while it is, then `replay` before each time it is played.
+    """
 
     name: str
 
@@ -49,9 +53,27 @@ class AttentionBackend(Protocol):
         """Once per step, before the first layer. Keeps what `forward` needs until the next plan."""
         ...
 
+    def capture(self, batch: AttentionBatch) -> None:
+        """Before decode slices are recorded: `rows`, `starts` and `page_table` are static, and what they
+        hold is read anew at every replay. Takes the place of `plan`."""
+        ...
+
+    def replay(self, batch: AttentionBatch) -> None:
+        """Before the graph of this batch's size is played: its tensors hold the new step's numbers, and
+        so do `rows_host` and `starts_host`."""
+        ...
+
     def forward(
-        self, q: torch.Tensor, layer: int, pool: KVPool, *, scale: float, window: int | None
+        self,
+        q: torch.Tensor,
+        layer: int,
+        pool: KVPool,
+        *,
+        scale: float,
+        window: int | None,
+        cap: float | None = None,
     ) -> torch.Tensor:
         """q: [T, q_heads, head_dim]; this step's K and V are already in the pool. Returns
-        [T, q_heads, head_dim]. Causal; `window` limits how far back a token sees, itself included."""
+        [T, q_heads, head_dim]. Causal; `window` limits how far back a token sees, itself included.
+        `cap`: a score s becomes cap * tanh(s / cap)."""
         ...

@@ -25,6 +25,14 @@ class KVPool(Protocol):
         """The V plane itself."""
         ...
 
+    def k_scale(self, layer: int) -> float:
+        """What K's stored numbers are multiplied with to get K; 1 unless the dtype is a narrow one."""
+        ...
+
+    def v_scale(self, layer: int) -> float:
+        """The same for V."""
+        ...
+
     @property
     def bytes_per_token(self) -> int:
         """K and V over all layers."""
