@@ -6,15 +6,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, overload
 
 import torch
 
-import kernels.native_build
-import kernels.ops
-import kernels.rope
 from srt.config.context import (
     RuntimeContext,
     get_context,
@@ -25,12 +21,13 @@ from srt.config.context import (
     get_spec,
 )
 from srt.config.gate import maybe_disable_chunked_prefix_cache
-from srt.config.runner_spec import RunnerSpec
 from srt.errors import ConfigError
 from srt.protocols.worker import Worker, WorkerFacts
+from srt.runner.choose_ops import draft_ops, select_ops
 from srt.runner.draft import build_draft_tp_worker
 from srt.runner.memory import PoolNeed, PoolSizes, size_pools
 from srt.runner.model_runner import ModelRunner
+from srt.runner.timeline import open_timeline
 from srt.runner.tp_worker import TpModelWorker
 from srt.runner.warm_up import warm_up
 from srt.sampling.sampler import Sampler
@@ -39,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 ShowPhase = Callable[[str, float | None], None]
 T = TypeVar("T")
+Run = Callable[[Callable[[], None]], None]
 W = TypeVar("W", bound=Worker)
 Speculate = Callable[[TpModelWorker, list[ModelRunner]], W]
 
@@ -65,6 +63,10 @@ def build_worker(
     ConfigError for anything that was asked for and cannot be had."""
     context = get_context()
     context.start_loading()
+    if get_device().device == "cuda" and get_spec().speculative_algorithm is None:
+        worker: Worker = _build_device(context, cache_folder, show)
+        context.seal()
+        return worker
     num_threads = get_exec().num_threads
     thread = ThreadPoolExecutor(
         1, "model", initializer=torch.set_num_threads, initargs=(num_threads,)
@@ -88,21 +90,8 @@ def _build(
     def on_thread(work: Callable[[], T]) -> T:
         return thread.submit(work).result()
 
-    show("kernels", None)
-    spec, ops = _select_ops(context, Path(cache_folder) / "kernels")
-    model = context.facts.model
-    if any("load_format" in fields for _, fields in context.overrides):
-        raise ConfigError(
-            f"load_format was overridden after the target was resolved with {spec.load_format}, which "
-            "it keeps; set --load-format before the start"
-        )
-    runner = ModelRunner(
-        spec, model, ops=ops, device=torch.device(get_device().device), seed=get_device().seed
-    )
-    on_thread(lambda: runner.load(show))
-    maybe_disable_chunked_prefix_cache(
-        use_mla_backend=False, is_draft_worker=runner.role == "draft"
-    )
+    runner = _load_target(context, cache_folder, show, on_thread)
+    ops = runner.ops
     runners = [runner]
     for its in context.drafts:
         show(its.label, None)
@@ -110,7 +99,7 @@ def _build(
             build_draft_tp_worker(
                 context.args,
                 runner,
-                ops=_draft_ops(context, ops),
+                ops=draft_ops(context, ops),
                 load=lambda draft: on_thread(lambda: draft.load(show)),
                 step=its.step,
             )
@@ -119,37 +108,10 @@ def _build(
         # What is left for torch in a step is small, and its idle threads spin on the cores that the
         # kernels' own threads need: a decode step of 8 would take 17 ms instead of 12.
         on_thread(lambda: torch.set_num_threads(1))
-    schedule = get_schedule()
-    max_rows, page_size = schedule.max_running, schedule.page_size
-    sizes = size_pools(
-        [
-            PoolNeed(owner=f"{r.spec.label} kv", bytes_per_token=r.kv_bytes_per_token)
-            for r in runners
-        ],
-        budget_bytes=round(get_memory().kv_memory_gb * 1e9),
-        max_total_tokens=schedule.max_total_tokens,
-        page_size=page_size,
-        context_length=runner.context_length,
+    facts, sizes = _allocate(context, runners)
+    sampler = on_thread(
+        lambda: Sampler(facts.max_rows, facts.vocab_size, runner.device, ops.best_token)
     )
-    for each in runners:
-        each.allocate(
-            num_pages=sizes.num_pages,
-            page_size=page_size,
-            max_rows=max_rows,
-            table=None if each is runner else runner.table,
-        )
-    for each in runners:
-        each.init_backends()
-    facts = WorkerFacts(
-        vocab_size=model.vocab_size,
-        context_length=runner.context_length,
-        num_pages=sizes.num_pages,
-        page_size=page_size,
-        max_rows=max_rows,
-        end_token_ids=model.end_token_ids,
-        memory_bytes={f"{r.spec.label} weights": r.weight_bytes for r in runners} | sizes.bytes,
-    )
-    sampler = on_thread(lambda: Sampler(max_rows, model.vocab_size, runner.device, ops.best_token))
     target = TpModelWorker(runner, sampler, facts, thread)
     worker = on_thread(lambda: speculate(target, runners[1:]))
     warm_up(
@@ -162,13 +124,73 @@ def _build(
     return worker
 
 
-def _draft_ops(context: RuntimeContext, ops: kernels.ops.Ops) -> kernels.ops.Ops:
-    """The target's kernels; the compiled write of K and V knows one type only."""
-    spec = context.draft
-    assert spec is not None
-    if spec.kv_cache_dtype != spec.dtype:
-        return replace(ops, rope_write_kv=kernels.rope.select("torch"))
-    return ops
+def _load_target(
+    context: RuntimeContext, cache_folder: str, show: ShowPhase, run: Run
+) -> ModelRunner:
+    show("kernels", None)
+    spec, ops = select_ops(context, Path(cache_folder) / "kernels")
+    model = context.facts.model
+    if any("load_format" in fields for _, fields in context.overrides):
+        raise ConfigError(
+            f"load_format was overridden after the target was resolved with {spec.load_format}, which "
+            "it keeps; set --load-format before the start"
+        )
+    runner = ModelRunner(
+        spec, model, ops=ops, device=torch.device(get_device().device), seed=get_device().seed
+    )
+    run(lambda: runner.load(show))
+    maybe_disable_chunked_prefix_cache(
+        use_mla_backend=False, is_draft_worker=runner.role == "draft"
+    )
+    return runner
+
+
+def _allocate(context: RuntimeContext, runners: list[ModelRunner]) -> tuple[WorkerFacts, PoolSizes]:
+    """Pools of the one budget for all runners, target first, then their backends."""
+    target = runners[0]
+    schedule = get_schedule()
+    max_rows, page_size = schedule.max_running, schedule.page_size
+    sizes = size_pools(
+        [
+            PoolNeed(owner=f"{r.spec.label} kv", bytes_per_token=r.kv_bytes_per_token)
+            for r in runners
+        ],
+        budget_bytes=round(get_memory().kv_memory_gb * 1e9),
+        max_total_tokens=schedule.max_total_tokens,
+        page_size=page_size,
+        context_length=target.context_length,
+    )
+    for each in runners:
+        each.allocate(
+            num_pages=sizes.num_pages,
+            page_size=page_size,
+            max_rows=max_rows,
+            table=None if each is target else target.table,
+        )
+    for each in runners:
+        each.init_backends()
+    model = context.facts.model
+    facts = WorkerFacts(
+        vocab_size=model.vocab_size,
+        context_length=target.context_length,
+        num_pages=sizes.num_pages,
+        page_size=page_size,
+        max_rows=max_rows,
+        end_token_ids=model.end_token_ids,
+        memory_bytes={f"{r.spec.label} weights": r.weight_bytes for r in runners} | sizes.bytes,
+    )
+    return facts, sizes
+
+
+def _build_device(context: RuntimeContext, cache_folder: str, show: ShowPhase) -> Worker:
+    from srt.runner.build_device import build_device_worker  # what only a GPU needs
+
+    timeline = open_timeline(torch.device(get_device().device))
+    runner = _load_target(context, cache_folder, show, lambda work: work())
+    facts, sizes = _allocate(context, [runner])
+    worker = build_device_worker(runner, facts, timeline, show)
+    _log(runner, sizes)
+    return worker
 
 
 def _is_all_native(runner: ModelRunner) -> bool:
@@ -178,54 +200,6 @@ def _is_all_native(runner: ModelRunner) -> bool:
         and runner.kv_cache_dtype == runner.dtype
         and pair.prefill == pair.decode == "native"
     )
-
-
-def _select_ops(context: RuntimeContext, folder: Path) -> tuple[RunnerSpec, kernels.ops.Ops]:
-    """Compiled kernels if they are on and can be built. What was asked for and cannot be had is an
-    error; what a rule had hoped for is taken back, in the trail and in the log."""
-    spec = context.target
-    with context.building("kernels"):
-        if not get_exec().native_kernels:
-            return spec, kernels.ops.select("torch")
-        built = kernels.native_build.build(
-            folder, context.facts.machine.compiler, get_exec().num_threads
-        )
-        if isinstance(built, kernels.native_build.Library):
-            ops = kernels.ops.select("native", built)
-            if spec.kv_cache_dtype != spec.dtype:  # the compiled write knows one type only
-                ops = replace(ops, rope_write_kv=kernels.rope.select("torch"))
-            return spec, ops
-        if _was_asked(context, "exec.native_kernels"):
-            raise ConfigError(
-                f"--native-kernels was asked for, but they cannot be built: {built.reason}; "
-                "allowed: --no-native-kernels, which computes with torch"
-            )
-        context.declare_load_time_override(
-            "kernel build", {"native_kernels": False}, reason=built.reason
-        )
-    logger.warning("native kernels are off, torch computes instead: %s", built.reason)
-    for each in context.runner_specs:
-        context.restamp_runner("kernel build", _without_native(context, each), reason=built.reason)
-    return context.target, kernels.ops.select("torch")
-
-
-def _without_native(context: RuntimeContext, spec: RunnerSpec) -> RunnerSpec:
-    """The spec with every native backend that nobody asked for replaced."""
-
-    def other(half: str, backend: str) -> str:
-        asked = _was_asked(context, f"{spec.label}.{half}_attention_backend")
-        return backend if asked or backend != "native" else "sdpa"
-
-    return replace(
-        spec,
-        prefill_attention_backend=other("prefill", spec.prefill_attention_backend),
-        decode_attention_backend=other("decode", spec.decode_attention_backend),
-    )
-
-
-def _was_asked(context: RuntimeContext, field: str) -> bool:
-    sources = [entry.source for entry in context.trail if entry.field == field]
-    return bool(sources) and sources[0] in ("typed", "file")
 
 
 def _log(runner: ModelRunner, sizes: PoolSizes) -> None:

@@ -44,8 +44,8 @@ def build_inputs(
     page_size: int,
     send: Send = send_nowhere,
 ) -> StepInputs:
-    """`last_tokens` [max_rows + 1] int64 gives decode slices their token. Table writes must be in; `send`
-    is called once."""
+    """`last_tokens` [max_rows + 1] int64 gives decode slices their token. Table writes must be in;
+    `send` is called once."""
     slices = batch.slices
     rows_host = [piece.row for piece in slices]
     starts_host = [piece.start for piece in slices]

@@ -11,9 +11,9 @@ Ints = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
 class PageTable:
-    """[max_rows + 1, max_pages] int32, on the host for index arithmetic and on the device for kernels. On
-    a CPU the two are one memory. Entries that were never written are page 0, and the last row, which
-    belongs to nobody, stays that way: padding computes on it."""
+    """[max_rows + 1, max_pages] int32, on the host for index arithmetic and on the device for kernels;
+    on a CPU the two are one memory. Entries that were never written are page 0, and the last row,
+    which belongs to nobody, stays that way: padding computes on it."""
 
     def __init__(self, *, max_rows: int, max_pages: int, device: torch.device) -> None:
         backing = torch.zeros((max_rows + 1, max_pages), dtype=torch.int32)

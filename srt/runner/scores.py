@@ -25,8 +25,8 @@ class HasLogits(Protocol):
 def score_slices(
     runner: HasLogits, scorer: Scorer, slices: list[Slice], hidden: torch.Tensor
 ) -> list[list[TokenLogprobs] | str]:
-    """Per slice the logprobs of its targets, or why there are none. hidden: one row for each target, slice
-    after slice. Waits for the device."""
+    """Per slice the logprobs of its targets, or why there are none. hidden: one row for each target,
+    slice after slice. Waits for the device."""
     found: list[list[TokenLogprobs] | str] = []
     first = 0
     for piece in slices:

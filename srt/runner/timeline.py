@@ -1,5 +1,5 @@
-"""When work on a device is done. The same words for a GPU, which works on behind the host's back, and for
-a CPU, where work is done when the call returns."""
+"""When work on a device is done. The same words for a GPU, which works on behind the host's back, and
+for a CPU, where work is done when the call returns."""
 
 from __future__ import annotations
 
