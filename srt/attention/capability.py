@@ -145,10 +145,10 @@ def lacks(row: Capability, need: Need, half: Half = "decode") -> list[str]:
     query_dtype = need.query_dtype or need.dtype
     if need.device not in row.devices:
         found.append(f"runs on {_words(row.devices)}, not {need.device}")
-    if need.dtype not in row.dtypes:
-        found.append(f"reads a KV cache in {_words(row.dtypes)}, not {need.dtype}")
-    if query_dtype not in row.query_dtypes and query_dtype != need.dtype:
+    if query_dtype not in row.query_dtypes:
         found.append(f"computes in {_words(row.query_dtypes)}, not {query_dtype}")
+    if need.dtype != query_dtype and need.dtype not in row.dtypes:
+        found.append(f"reads a KV cache in {_words(row.dtypes)}, not {need.dtype}")
     if row.head_dims is not None and need.head_dim not in row.head_dims:
         found.append(f"head_dim {need.head_dim} is not one of {sorted(row.head_dims)}")
     elif need.head_dim > row.max_head_dim:
