@@ -3,10 +3,12 @@
 reference  plain torch in float32: the definition of right
 torch      few torch calls; oneDNN prepacked weights for the linears. Any CPU, any dtype
 native     our C code, bfloat16 only; needs a `Library` from `kernels.native_build.build`
+triton     our Triton code: an NVIDIA GPU, or the CPU under Triton's interpreter (TRITON_INTERPRET=1)
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 if TYPE_CHECKING:
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
 
     from kernels.native_build import Library
 
-Implementation = Literal["reference", "torch", "native"]
-IMPLEMENTATIONS: tuple[Implementation, ...] = ("reference", "torch", "native")
+Implementation = Literal["reference", "torch", "native", "triton"]
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("reference", "torch", "native", "triton")
 
 
 def require_library(library: Library | None) -> Library:
@@ -25,6 +27,15 @@ def require_library(library: Library | None) -> Library:
             "without a compiler use implementation 'torch'"
         )
     return library
+
+
+def require_triton() -> None:
+    """Before the import of a module that holds Triton kernels."""
+    if find_spec("triton") is None:
+        raise ValueError(
+            "implementation 'triton' needs the package triton, which is not installed; "
+            "without it use implementation 'torch'"
+        )
 
 
 def refuse_implementation(implementation: str) -> NoReturn:
@@ -47,6 +58,15 @@ def check_native_dtype(implementation: str, **tensors: torch.Tensor | None) -> N
             )
         if not tensor.is_contiguous():
             raise ValueError(f"{name} must be contiguous for implementation 'native'")
+
+
+def check_triton_layout(implementation: str, **tensors: torch.Tensor | None) -> None:
+    """The Triton kernels index rows that lie next to each other."""
+    if implementation != "triton":
+        return
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous for implementation 'triton'")
 
 
 def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:

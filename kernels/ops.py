@@ -41,7 +41,11 @@ class Ops:
 
 
 def select(implementation: str, library: Library | None = None) -> Ops:
-    """implementation: "reference", "torch" or "native"; native needs the library and bfloat16."""
+    """implementation: one of `kernels.choice`; native needs the library and bfloat16.
+
+    A CUDA runner takes "triton"; its attention is its backends', so `paged_attention` stays torch's.
+    """
+    composed = "torch" if implementation == "triton" else implementation
     norms = rms_norm.select(implementation, library)
     return Ops(
         implementation=implementation,
@@ -49,7 +53,7 @@ def select(implementation: str, library: Library | None = None) -> Ops:
         add_rms_norm=norms.add_rms_norm,
         rope_write_kv=rope.select(implementation, library),
         silu_mul=silu_mul.select(implementation, library),
-        paged_attention=paged_attention.select(implementation, library),
-        pack_linear=partial(linear.pack_linear, implementation=implementation, library=library),
+        paged_attention=paged_attention.select(composed, library),
+        pack_linear=partial(linear.pack_linear, implementation=composed, library=library),
         best_token=best_token.select(implementation, library),
     )

@@ -37,11 +37,14 @@ PURE = (
 VAGUE = {"utils", "util", "common", "manager", "helper", "helpers", "base", "impl"}
 VALUES = {  # calls whose results nobody can change, or nobody does: Python's, our types, our functions
     "MappingProxyType", "TypeVar", "Path", "compile", "frozenset", "getLogger", "tuple", "range",
+    "constexpr",
     "Struct", "bytes", "join", "getincrementaldecoder", "Encoder", "Decoder",
     "SamplingParams", "Limit", "Refusal", "_Split",
     "boolean", "integer", "number", "_signed", "_split", "_byte_alphabet",
 }  # fmt: skip
 MODULE_STATE = {
+    "kernels/launch.py:launch_options": "two options by device; read-only",
+    "kernels/launch.py:pdl_supported": "a fact of a device",
     "srt/config/context.py:_context": "the one context of a process, with its phases",
     "srt/config/leaves.py:leaf_table": "a table made of the fields of ServerArgs; read-only",
     "srt/spec/train/fuse.py:compiled": "torch's compilation of a function, made at its first use",

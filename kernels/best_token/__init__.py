@@ -23,7 +23,7 @@ def select(implementation: str, library: Library | None = None) -> BestToken:
     match implementation:
         case "reference":
             return reference.best_token
-        case "torch":
+        case "torch" | "triton":  # torch's reductions are the GPU's kernels here
             return composed.best_token
         case "native":
             return native.bind(require_library(library))

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from kernels.choice import check_native_dtype, check_shape, refuse_implementation, require_library
+from kernels.choice import (
+    check_native_dtype,
+    check_shape,
+    check_triton_layout,
+    refuse_implementation,
+    require_library,
+    require_triton,
+)
 from kernels.rms_norm import composed, native, reference
 
 if TYPE_CHECKING:
@@ -40,6 +47,11 @@ def select(implementation: str, library: Library | None = None) -> Norms:
             return Norms(composed.rms_norm, composed.add_rms_norm)
         case "native":
             return native.bind(require_library(library))
+        case "triton":
+            require_triton()
+            from kernels.rms_norm import triton
+
+            return triton.bind()
     refuse_implementation(implementation)
 
 
@@ -55,6 +67,7 @@ def rms_norm(
     check_shape("x", x, (None, None))
     check_shape("weight", weight, (x.shape[1],))
     check_native_dtype(implementation, x=x, weight=weight)
+    check_triton_layout(implementation, x=x, weight=weight)
     return select(implementation, library).rms_norm(x, weight, eps)
 
 
@@ -76,4 +89,5 @@ def add_rms_norm(
     check_shape("residual", residual, tuple(x.shape))
     check_shape("weight", weight, (x.shape[1],))
     check_native_dtype(implementation, x=x, residual=residual, weight=weight)
+    check_triton_layout(implementation, x=x, residual=residual, weight=weight)
     return select(implementation, library).add_rms_norm(x, residual, weight, eps)

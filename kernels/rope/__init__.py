@@ -13,8 +13,10 @@ from kernels.choice import (
     check_dtype,
     check_native_dtype,
     check_shape,
+    check_triton_layout,
     refuse_implementation,
     require_library,
+    require_triton,
 )
 from kernels.rope import composed, native, reference
 
@@ -37,6 +39,8 @@ class RopeWriteKV(Protocol):
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
         eps: float = 1e-6,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> torch.Tensor: ...
 
 
@@ -49,6 +53,11 @@ def select(implementation: str, library: Library | None = None) -> RopeWriteKV:
             return composed.rope_write_kv
         case "native":
             return native.bind(require_library(library))
+        case "triton":
+            require_triton()
+            from kernels.rope import triton
+
+            return triton.rope_write_kv
     refuse_implementation(implementation)
 
 
@@ -65,6 +74,8 @@ def rope_write_kv(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
     *,
     implementation: str = "torch",
     library: Library | None = None,
@@ -76,6 +87,7 @@ def rope_write_kv(
     k_plane, v_plane: [num_slots, num_kv_heads, head_dim], written at `slots`; slots must differ,
     except for padding (slot of page 0), where any of the writers may win.
     q_norm, k_norm: [head_dim], both or neither: weights of an RMS norm of each head before rotation.
+    k_scale, v_scale: only for planes of torch.float8_e4m3fn, which hold value / scale, cut off at 448.
     Positions and slots are trusted to be in range.
     """
     tokens = qkv.shape[0]
@@ -92,8 +104,24 @@ def rope_write_kv(
         raise ValueError(f"head_dim must be even, not {head_dim}")
     if (q_norm is None) != (k_norm is None):
         raise ValueError("q_norm and k_norm must be given both or not at all")
+    check_dtype("v_plane", v_plane, k_plane.dtype)
+    if k_scale <= 0 or v_scale <= 0:
+        raise ValueError(f"k_scale and v_scale must be above 0, not {k_scale} and {v_scale}")
+    if k_plane.dtype != torch.float8_e4m3fn and not k_scale == v_scale == 1:
+        raise ValueError(f"k_scale and v_scale must be 1 for planes of {k_plane.dtype}")
     check_native_dtype(
         implementation, qkv=qkv, k_plane=k_plane, v_plane=v_plane, q_norm=q_norm, k_norm=k_norm
+    )
+    check_triton_layout(
+        implementation,
+        qkv=qkv,
+        positions=positions,
+        cos_sin=cos_sin,
+        slots=slots,
+        k_plane=k_plane,
+        v_plane=v_plane,
+        q_norm=q_norm,
+        k_norm=k_norm,
     )
     return select(implementation, library)(
         qkv,
@@ -108,4 +136,6 @@ def rope_write_kv(
         q_norm,
         k_norm,
         eps,
+        k_scale,
+        v_scale,
     )

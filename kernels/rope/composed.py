@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.rope.reference import store
+
 
 def rope_write_kv(
     qkv: torch.Tensor,
@@ -18,6 +20,8 @@ def rope_write_kv(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     rotated = heads[:, : num_heads + num_kv_heads].float()
@@ -32,6 +36,10 @@ def rope_write_kv(
     out = torch.empty_like(heads[:, : num_heads + num_kv_heads])
     out[..., :half] = (first * cos).sub_(second * sin)
     out[..., half:] = (second * cos).add_(first * sin)
+    if k_plane.dtype == torch.float8_e4m3fn:
+        store(k_plane, slots, out[:, num_heads:], k_scale)
+        store(v_plane, slots, heads[:, num_heads + num_kv_heads :], v_scale)
+        return out[:, :num_heads]
     k_plane.index_copy_(0, slots, out[:, num_heads:].to(k_plane.dtype))
     v_plane.index_copy_(0, slots, heads[:, num_heads + num_kv_heads :].to(v_plane.dtype))
     return out[:, :num_heads]

@@ -1,4 +1,4 @@
-"""Binds rope.c: bfloat16, contiguous; cos_sin float32."""
+"""Binds rope.c: bfloat16, contiguous, planes too, so their scales are 1; cos_sin float32."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def bind(library: Library) -> RopeWriteKV:
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
         eps: float = 1e-6,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> torch.Tensor:
+        assert k_scale == v_scale == 1
         tokens = qkv.shape[0]
         q = qkv.new_empty((tokens, num_heads, head_dim))
         run(

@@ -24,15 +24,27 @@ def rope_write_kv(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     first_v = num_heads + num_kv_heads
     q, k, v = heads[:, :num_heads], heads[:, num_heads:first_v], heads[:, first_v:]
     angles = cos_sin[positions]
     q, k = rotate(q, angles, q_norm, eps), rotate(k, angles, k_norm, eps)
-    k_plane[slots] = k.to(k_plane.dtype)
-    v_plane[slots] = v.to(v_plane.dtype)
+    store(k_plane, slots, k, k_scale)
+    store(v_plane, slots, v, v_scale)
     return q.to(qkv.dtype)
+
+
+def store(plane: torch.Tensor, slots: torch.Tensor, heads: torch.Tensor, scale: float) -> None:
+    """e4m3 holds value / scale; what lies outside its range becomes its largest number."""
+    if plane.dtype != torch.float8_e4m3fn:
+        plane[slots] = heads.to(plane.dtype)
+        return
+    limit = torch.finfo(plane.dtype).max
+    scaled = (heads.float() / scale).clamp(-limit, limit).to(plane.dtype)
+    plane.view(torch.uint8)[slots] = scaled.view(torch.uint8)  # a copy of e4m3 by index needs bytes
 
 
 def rotate(

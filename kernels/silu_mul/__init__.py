@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from kernels.choice import check_native_dtype, check_shape, refuse_implementation, require_library
+from kernels.choice import (
+    check_native_dtype,
+    check_shape,
+    check_triton_layout,
+    refuse_implementation,
+    require_library,
+    require_triton,
+)
 from kernels.silu_mul import composed, native, reference
 
 if TYPE_CHECKING:
@@ -26,6 +33,11 @@ def select(implementation: str, library: Library | None = None) -> SiluMul:
             return composed.silu_mul
         case "native":
             return native.bind(require_library(library))
+        case "triton":
+            require_triton()
+            from kernels.silu_mul import triton
+
+            return triton.silu_mul
     refuse_implementation(implementation)
 
 
@@ -37,4 +49,5 @@ def silu_mul(
     if gate_up.shape[1] % 2:
         raise ValueError(f"gate_up must have an even number of columns, not {gate_up.shape[1]}")
     check_native_dtype(implementation, gate_up=gate_up)
+    check_triton_layout(implementation, gate_up=gate_up)
     return select(implementation, library)(gate_up)

@@ -1,0 +1,140 @@
+"""Head norms, rotation and the KV write in one launch: a block per token and group of heads.
+
+A group holds q heads, k heads or v heads, never two kinds: its size divides both counts. float32
+inside, rounded once, also into the planes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.launch import launch_options
+
+MAX_GROUP = 8
+E4M3_MAX = tl.constexpr(448.0)
+
+
+@triton.jit
+def store_heads(plane_ptr, places, mask, first, second, inverse, HALF: tl.constexpr):
+    """Both halves of some heads, in the plane's type: e4m3 as value / scale, kept within its range."""
+    kind: tl.constexpr = plane_ptr.dtype.element_ty
+    if kind == tl.float8e4nv:
+        first = tl.clamp(first * inverse, -E4M3_MAX, E4M3_MAX)
+        second = tl.clamp(second * inverse, -E4M3_MAX, E4M3_MAX)
+    tl.store(plane_ptr + places, first.to(kind), mask=mask)
+    tl.store(plane_ptr + places + HALF, second.to(kind), mask=mask)
+
+
+@triton.jit
+def rotate_token(
+    qkv_ptr,
+    positions_ptr,
+    cos_sin_ptr,
+    slots_ptr,
+    k_ptr,
+    v_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    q_ptr,
+    eps,
+    k_inverse,
+    v_inverse,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Shapes as in `kernels.rope.rope_write_kv`; grid: [T, (HEADS + 2 KV_HEADS) / GROUP]."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * GROUP  # the first of the group, among q, k and v heads
+    columns = tl.arange(0, BLOCK)
+    held = columns < HALF
+    mask = held[None, :]
+    in_heads = tl.arange(0, GROUP)[:, None] * (2 * HALF) + columns[None, :]
+    if NORM:
+        norm_ptr = q_norm_ptr if head < HEADS else k_norm_ptr
+        first_weight = tl.load(norm_ptr + columns, mask=held, other=0.0).to(tl.float32)
+        second_weight = tl.load(norm_ptr + HALF + columns, mask=held, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    heads_ptr = qkv_ptr + (token * (HEADS + 2 * KV_HEADS) + head) * (2 * HALF) + in_heads
+    first = tl.load(heads_ptr, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(heads_ptr + HALF, mask=mask, other=0.0).to(tl.float32)
+    slot = tl.load(slots_ptr + token)
+    if head < HEADS + KV_HEADS:
+        if NORM:
+            squares = tl.sum(first * first + second * second, axis=1) / (2 * HALF)
+            scale = tl.rsqrt(squares + eps)[:, None]
+            first = first * scale * first_weight[None, :]
+            second = second * scale * second_weight[None, :]
+        angles = cos_sin_ptr + tl.load(positions_ptr + token) * (2 * HALF) + columns
+        cosine = tl.load(angles, mask=held, other=0.0)[None, :]
+        sine = tl.load(angles + HALF, mask=held, other=0.0)[None, :]
+        turned = first * cosine - second * sine
+        second = second * cosine + first * sine
+        if head < HEADS:
+            places = (token * HEADS + head) * (2 * HALF) + in_heads
+            store_heads(q_ptr, places, mask, turned, second, 1.0, HALF)
+        else:
+            places = (slot * KV_HEADS + head - HEADS) * (2 * HALF) + in_heads
+            store_heads(k_ptr, places, mask, turned, second, k_inverse, HALF)
+    else:
+        places = (slot * KV_HEADS + head - HEADS - KV_HEADS) * (2 * HALF) + in_heads
+        store_heads(v_ptr, places, mask, first, second, v_inverse, HALF)
+
+
+def rope_write_kv(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    slots: torch.Tensor,
+    k_plane: torch.Tensor,
+    v_plane: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    tokens = qkv.shape[0]
+    q = qkv.new_empty((tokens, num_heads, head_dim))
+    if not tokens:
+        return q
+    shared = math.gcd(num_heads, num_kv_heads)
+    group = min(shared & -shared, MAX_GROUP)  # the largest power of two in both counts
+    block = triton.next_power_of_2(head_dim // 2)
+    rotate_token[(tokens, (num_heads + 2 * num_kv_heads) // group)](
+        qkv,
+        positions,
+        cos_sin,
+        slots,
+        k_plane,
+        v_plane,
+        q_norm,
+        k_norm,
+        q,
+        eps,
+        1.0 / k_scale,
+        1.0 / v_scale,
+        num_heads,
+        num_kv_heads,
+        head_dim // 2,
+        group,
+        block,
+        q_norm is not None,
+        num_warps=min(max(group * block // 256, 1), 4),
+        **launch_options(qkv.device),
+    )
+    return q
