@@ -96,6 +96,8 @@ class DenseStack:
                 layer.q_norm,
                 layer.k_norm,
                 eps,
+                pool.k_scale(index),
+                pool.v_scale(index),
             )
             x = attention.forward(q, index, pool, scale=self.scale, window=layer.window)
             x = x.reshape(-1, arch.q_size)

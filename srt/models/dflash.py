@@ -87,6 +87,8 @@ class BlockNetwork:
                 layer.q_norm,
                 layer.k_norm,
                 eps,
+                pool.k_scale(index),
+                pool.v_scale(index),
             )
 
     def forward(

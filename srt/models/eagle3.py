@@ -118,6 +118,8 @@ class Eagle3Network:
             None,
             None,
             eps,
+            pool.k_scale(0),
+            pool.v_scale(0),
         )
         x = attention.forward(q, 0, pool, scale=self.scale, window=None)
         x = x.reshape(-1, arch.q_size)

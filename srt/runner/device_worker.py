@@ -46,18 +46,30 @@ class DeviceTicket:
 
     def wait(self) -> StepResult:
         self.ended.wait()
-        return StepResult(
-            slices=self._collect(),
+        result = StepResult(
+            slices=[],
             prepare_seconds=self.prepare_seconds,
             launch_seconds=self.launch_seconds,
             forward_seconds=self.ended.seconds_since(self.began),
         )
-
-    def _collect(self) -> list[SliceResult]:
         if self.launched is None:
-            return collect(self.slices, [], [], [], self.scores)
+            result.slices = collect(self.slices, [], [], [], self.scores)
+            return result
         sampled = self.launched.finish()
-        return collect(self.slices, sampled.tokens, sampled.logprobs, sampled.errors, self.scores)
+        slices, tokens = self.slices, sampled.tokens
+        logprobs, errors = sampled.logprobs, sampled.errors
+        if not any(errors) and not any(logprobs):
+            result.plain = tokens[: num_decodes(slices)]
+            num = len(result.plain)
+            slices, tokens = slices[num:], tokens[num:]
+            logprobs, errors = logprobs[num:], errors[num:]
+        result.slices = collect(slices, tokens, logprobs, errors, self.scores)
+        return result
+
+
+def num_decodes(slices: list[Slice]) -> int:
+    """How many lead the batch."""
+    return next((i for i, piece in enumerate(slices) if piece.tokens is not None), len(slices))
 
 
 def collect(

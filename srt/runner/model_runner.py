@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from kernels.ops import Ops
 from srt.attention.capability import Need
 from srt.attention.select import BackendPair, build_backend, select_backend
 from srt.cache.pools import PagedKVPool
+from srt.config.context import get_exec
 from srt.config.facts import ModelFacts
 from srt.config.runner_spec import RunnerSpec
 from srt.layers.parameters import Parameter
@@ -303,20 +305,27 @@ class ModelRunner:
         return self.load_format if self.role == "draft" else None
 
     def _select_pair(self) -> BackendPair:
+        is_cuda = self.device.type == "cuda"
+        major, minor = torch.cuda.get_device_capability(self.device) if is_cuda else (0, 0)
         need = Need(
             device=self.device.type,
-            dtype=self.spec.kv_cache_dtype,
+            dtype=str(self.kv_cache_dtype).removeprefix("torch."),
+            query_dtype=self.spec.dtype,
             head_dim=self.arch.head_dim,
             window=any(window is not None for window in self.arch.windows),
             has_library=self.ops.implementation == "native",
+            capability=10 * major + minor,
+            has_flashinfer=find_spec("flashinfer") is not None,
+            has_triton=find_spec("triton") is not None,
+            deterministic=is_cuda and get_exec().deterministic,
         )
         wish = resolve_attention_backend_strs(self)
         fields = ("prefill_attention_backend", "decode_attention_backend")
         if wish.is_draft_override:
             fields = ("speculative_draft_attention_backend",) * 2
         return BackendPair(
-            prefill=select_backend(wish.prefill, need, fields[0]),
-            decode=select_backend(wish.decode, need, fields[1]),
+            prefill=select_backend(wish.prefill, need, fields[0], "prefill"),
+            decode=select_backend(wish.decode, need, fields[1], "decode"),
         )
 
     def _pack(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
