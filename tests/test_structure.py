@@ -302,13 +302,16 @@ def test_printing_belongs_to_the_commands() -> None:
 
 
 def test_environment_is_read_by_the_commands_only() -> None:
+    """Two files besides: which GPUs are hidden is a fact of the machine, and where Triton and FlashInfer
+    keep what they compile can be said to them in no other way."""
+    besides = {"srt/config/probe_gpu.py", "srt/launch/kernel_caches.py"}
     words = re.compile(r"os\.environ|os\.getenv")
     offenders = [
         str(path.relative_to(ROOT))
         for path in sources("srt", "kernels", "tokenizer_proc")
         if "cli" not in path.parts and words.search(path.read_text())
     ]
-    assert not offenders
+    assert set(offenders) <= besides
 
 
 def test_kernels_does_not_look_like_the_package_of_that_name() -> None:

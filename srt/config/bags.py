@@ -109,6 +109,7 @@ class MemoryBag(Bag):
     disable_radix_cache: bool
     eviction_policy: str
     kv_memory_gb: float  # 10^9 bytes
+    gpu_memory_fraction: float  # of one GPU's memory; 0.0: no GPU is used
 
 
 class SpecBag(Bag):
@@ -128,10 +129,12 @@ class SpecBag(Bag):
 
 
 class ExecBag(Bag):
-    """Kernels and threads of the forward on a CPU."""
+    """How the forward is computed: kernels and threads of a CPU, and whether a request's bits may depend
+    on its company."""
 
     namespace = "exec"
     native_kernels: bool
+    deterministic: bool
     num_threads: int
 
 

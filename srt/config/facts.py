@@ -34,11 +34,24 @@ class ModelFacts:
     end_token_ids: list[int]
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # generation_config.json
     stored: str = ""  # block formats of the file, if it is not simply in `dtype`
+    stored_bytes: int = 0  # of all weights as they are stored, if that is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """One usable GPU. Memory in bytes, when it was probed."""
+
+    index: int  # as CUDA counts the visible ones
+    name: str
+    capability: int  # 90 for sm_90
+    memory_total: int
+    memory_free: int
+    driver: str  # its version, e.g. 580.65.06
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """`cpu_flags` are the kernel's names, e.g. avx512_bf16. Memory in bytes."""
+    """`cpu_flags` are the kernel's names, e.g. avx512_bf16. Memory in bytes, of the host."""
 
     num_cores: int
     memory_total: int
@@ -47,6 +60,9 @@ class MachineFacts:
     has_cuda: bool
     compiler: str | None  # a C compiler's path, if there is one
     versions: dict[str, str]  # python, torch, tandem, ...
+    gpus: list[GpuFacts] = field(default_factory=list)
+    gpu_trouble: str = ""  # why there is none that can be used
+    torch_cuda: str = ""  # the CUDA that torch is built for, e.g. 13.0; "": a build for CPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from srt.config.checkpoint_keys import (
     read_token_ids,
 )
 from srt.config.facts import ModelFacts
-from srt.config.safetensors_header import count_parameters, main_dtype
+from srt.config.safetensors_header import count_parameters, main_dtype, stored_bytes
 from srt.errors import ConfigError
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -53,12 +53,20 @@ def probe_hf(folder: Path, name: str) -> ModelFacts:
         num_kv_heads=read_count(path, config, "num_key_value_heads", heads),
         head_dim=head_dim,
         vocab_size=vocab_size,
-        num_parameters=counts.total() or _estimate(path, config, heads * head_dim),
+        num_parameters=_num_parameters(path, config, counts, heads * head_dim),
         end_token_ids=list(dict.fromkeys(ends)),
         generation_defaults={
             key: value for key, value in generation.items() if key not in _NOT_DEFAULTS
         },
+        stored_bytes=stored_bytes(counts),
     )
+
+
+def _num_parameters(path: Path, config: dict[str, Any], counts: Counter[str], q_size: int) -> int:
+    """As the files hold them; where they are packed, or there are none, from the shapes."""
+    if config.get("quantization_config"):
+        return _estimate(path, config, q_size)
+    return counts.total() or _estimate(path, config, q_size)
 
 
 def _dtype(path: Path, config: dict[str, Any], counts: Counter[str]) -> str:

@@ -9,8 +9,19 @@ import shutil
 from pathlib import Path
 
 from srt.config.facts import MachineFacts
+from srt.config.probe_gpu import probe_visible, torch_cuda
 
-PACKAGES = ("tandem-serve", "torch", "tokenizers", "safetensors", "gguf", "pyzmq", "msgspec")
+PACKAGES = (
+    "tandem-serve",
+    "torch",
+    "triton",
+    "flashinfer-python",
+    "tokenizers",
+    "safetensors",
+    "gguf",
+    "pyzmq",
+    "msgspec",
+)
 COMPILERS = ("cc", "gcc", "clang")
 _CGROUP_LIMITS = (  # (limit, use) of the container: version 2, version 1
     ("memory.max", "memory.current"),
@@ -23,14 +34,18 @@ def probe_machine(
 ) -> MachineFacts:
     """Cores and memory are what this process may use, inside a container too."""
     total, available = _memory(proc, cgroup)
+    gpus, trouble = probe_visible()
     return MachineFacts(
         num_cores=_num_cores(cgroup),
         memory_total=total,
         memory_available=available,
         cpu_flags=_cpu_flags(proc),
-        has_cuda=Path("/dev/nvidia0").exists(),
+        has_cuda=bool(gpus),
         compiler=next((path for name in COMPILERS if (path := shutil.which(name))), None),
         versions={"python": platform.python_version()} | _versions(),
+        gpus=gpus,
+        gpu_trouble=trouble,
+        torch_cuda=torch_cuda(),
     )
 
 

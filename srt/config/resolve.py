@@ -13,9 +13,12 @@ from srt.config.bags import BAGS
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts
 from srt.config.leaves import convert, leaf_table
+from srt.config.rules_device import decide_device
 from srt.config.rules_exec import decide_exec
+from srt.config.rules_graphs import Sizes, decide_graphs
 from srt.config.rules_memory import MemoryPlan, decide_memory
 from srt.config.rules_model import ModelPlan, decide_model
+from srt.config.rules_room import decide_room
 from srt.config.rules_schedule import decide_schedule
 from srt.config.rules_serving import decide_serving
 from srt.config.rules_spec import DraftPlan, decide_spec, draft_runners
@@ -47,16 +50,20 @@ def resolve(
     """
     args = check_args(args)
     decisions = Decisions(args, typed_fields(args) if sources is None else sources)
-    plan = decide_model(args, facts, decisions)
+    gpu = decide_device(args, facts, decisions)
+    plan = decide_model(args, facts, gpu, decisions)
     backends = decide_exec(args, facts, plan, decisions)
     draft = decide_spec(args, facts, plan, backends, decisions)
-    memory = decide_memory(args, facts, plan if draft is None else draft.join(plan), decisions)
-    decide_schedule(args, memory, decisions)
+    both = plan if draft is None else draft.join(plan)
+    room = decide_room(args, facts, both, draft, decisions)
+    memory = decide_memory(args, facts, both, room, decisions)
+    rows = decide_schedule(args, memory, gpu is not None, decisions)
+    graphs = decide_graphs(args, gpu, backends[1], rows, decisions)
     decide_serving(args, entropy, decisions)
     for name, leaf in leaf_table().items():
         if name not in decisions.values and leaf.bag not in ("runner", "draft"):  # all decided
             decisions.default(name)
-    runners, trail = _runners(facts, plan, memory, backends, draft)
+    runners, trail = _runners(facts, plan, memory, backends, graphs, draft)
     return Resolution(
         values={
             bag.namespace: {
@@ -86,6 +93,7 @@ def _runners(
     plan: ModelPlan,
     memory: MemoryPlan,
     backends: tuple[str, str],
+    graphs: Sizes,
     draft: DraftPlan | None,
 ) -> tuple[tuple[RunnerSpec, ...], list[TrailEntry]]:
     """The specs, and the entries of the values that no field of ServerArgs has."""
@@ -99,13 +107,13 @@ def _runners(
         kv_cache_dtype=plan.kv_cache_dtype,
         prefill_attention_backend=backends[0],
         decode_attention_backend=backends[1],
-        graph_sizes=(),
+        graph_sizes=graphs[0],
     )
     reasons = {
         "role": ("rule", "the model that answers"),
         "model_path": ("model", "where --model was found"),
         "load_format": ("rule", "model.load_format"),
-        "graph_sizes": ("rule", "a CPU runs eagerly"),
+        "graph_sizes": graphs[1:],
         "draft_attention_backend": ("rule", "the target is no draft"),
         "step": ("rule", "the target is no draft"),
     }

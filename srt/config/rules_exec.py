@@ -1,10 +1,11 @@
-"""What runs the forward: device, threads, compiled kernels, and attention for each half."""
+"""What runs the forward: threads, compiled kernels, determinism, and attention for each half."""
 
 from __future__ import annotations
 
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts, MachineFacts
+from srt.config.rules_attention import decide_half, place_of
 from srt.config.rules_model import ModelPlan
 from srt.errors import ConfigError
 
@@ -13,32 +14,71 @@ def decide_exec(
     args: ServerArgs, facts: Facts, plan: ModelPlan, decisions: Decisions
 ) -> tuple[str, str]:
     """Returns the (prefill, decode) attention backends."""
-    device = None if args.device == "auto" else args.device
-    decisions.choose("device", device, "cpu", "the only device this version computes on")
     cores = facts.machine.num_cores
     decisions.choose("num_threads", args.num_threads, cores, f"one per usable core ({cores})")
-    lack, doubt = _native_lack(plan), _native_doubt(facts.machine)
-    native = decisions.choose(
-        "native_kernels",
-        args.native_kernels,
-        lack is None and doubt is None,
-        lack or doubt or f"{facts.machine.compiler} can build them for this CPU",
+    native = _decide_native(args, facts.machine, plan, decisions)
+    _decide_determinism(args, plan, native, decisions)
+    place = place_of(
+        facts.model,
+        facts.machine,
+        plan.gpu,
+        native=native,
+        deterministic=args.deterministic and plan.load_format != "script",
+        dtype=plan.dtype,
+        kv_cache_dtype=plan.kv_cache_dtype,
     )
+    return (
+        decide_half("prefill", args, place, decisions),
+        decide_half("decode", args, place, decisions),
+    )
+
+
+def _decide_native(
+    args: ServerArgs, machine: MachineFacts, plan: ModelPlan, decisions: Decisions
+) -> bool:
+    lack, doubt = _native_lack(plan), _native_doubt(machine)
     if args.native_kernels and lack is not None:
         raise ConfigError(
             f"--native-kernels was asked for, but {lack}; allowed: --no-native-kernels, which "
-            "computes with torch"
+            f"computes with {'torch' if plan.gpu is None else 'Triton'}"
         )
-    return (
-        _backend("prefill", args.prefill_attention_backend, args, plan, native, decisions),
-        _backend("decode", args.decode_attention_backend, args, plan, native, decisions),
+    return decisions.choose(
+        "native_kernels",
+        args.native_kernels,
+        lack is None and doubt is None,
+        lack or doubt or f"{machine.compiler} can build them for this CPU",
     )
+
+
+def _decide_determinism(
+    args: ServerArgs, plan: ModelPlan, native: bool, decisions: Decisions
+) -> None:
+    """Raises ConfigError if it was asked for and nothing here can keep it. Attention has its own say."""
+    if not args.deterministic:
+        if plan.gpu is None and native and plan.kv_cache_dtype == "bfloat16":
+            decisions.decide("deterministic", False, "not asked for; native kernels are so anyway")
+        else:
+            decisions.decide("deterministic", False, "off unless asked for: it costs speed")
+        return
+    if plan.gpu is None and not native and plan.load_format != "script":
+        raise ConfigError(
+            "--deterministic was asked for, but without the native kernels torch computes on this CPU, "
+            "and its sums depend on the batch; allowed: --dtype bfloat16 on a CPU with AVX-512 and a C "
+            "compiler (native kernels, native attention), or --device cuda (Triton kernels)"
+        )
+    source, reason = decisions.asked("deterministic")
+    how = (
+        "Triton kernels of fixed tiles" if plan.gpu is not None else "native kernels are so already"
+    )
+    decisions.decide("deterministic", True, f"{reason}; {how}", source=source)
 
 
 def _native_lack(plan: ModelPlan) -> str | None:
     """Why the compiled kernels cannot compute this model, if they cannot."""
     if plan.load_format == "script":
         return "a script has nothing to compute"
+    if plan.gpu is not None:
+        return "they are for CPUs, and this model runs on the GPU"
     if plan.dtype != "bfloat16":
         return f"they compute in bfloat16, the model in {plan.dtype}"
     return None
@@ -51,32 +91,3 @@ def _native_doubt(machine: MachineFacts) -> str | None:
     if machine.compiler is None:
         return "there is no C compiler on the PATH"
     return None
-
-
-def _backend(
-    half: str,
-    own: str | None,
-    args: ServerArgs,
-    plan: ModelPlan,
-    native: bool,
-    decisions: Decisions,
-) -> str:
-    """The half's own flag, else the common flag, else the best that can run here."""
-    name = f"{half}_attention_backend"
-    if not native:
-        lack = "the native kernels are off"
-    elif plan.kv_cache_dtype != "bfloat16":
-        lack = f"native attention reads a bfloat16 cache, this one is {plan.kv_cache_dtype}"
-    else:
-        lack = None
-    asked = own or args.attention_backend
-    if asked == "native" and lack is not None:
-        flag = name if own else "attention_backend"
-        raise ConfigError(
-            f"--{flag.replace('_', '-')} native was asked for, but {lack}; allowed here: sdpa"
-        )
-    if asked is not None:
-        return decisions.take(name, asked, None if own else "attention_backend")
-    if lack is None:
-        return decisions.decide(name, "native", "it reads the paged cache in place")
-    return decisions.decide(name, "sdpa", lack)

@@ -1,7 +1,8 @@
 """How long a context may be and how much KV cache there is.
 
 KV bytes of a token = 2 (K and V) * layers * KV heads * head dim * bytes of the KV type. The budget pays
-for the padding page too, which `max_total_tokens` does not count.
+for the padding page too, which `max_total_tokens` does not count. What there is to share out, on a CPU
+and on a GPU, is `rooms`' business; on a GPU all this is an estimate that loading corrects.
 """
 
 from __future__ import annotations
@@ -12,14 +13,11 @@ from dataclasses import dataclass
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts
+from srt.config.rooms import Room, megabytes
 from srt.config.rules_model import ModelPlan
 from srt.errors import ConfigError
 
 PAGE_SIZE = 16
-CPU_KV_BYTES = 256_000_000
-AVAILABLE_SHARE = 0.25  # of the free memory, for KV, by default
-ROOM_SHARE = 0.75  # of what the weights leave free: the most that KV may take
-MOST_TOKENS = 1 << 20  # by default: a tiny model's cheap tokens would make millions of pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,26 +30,24 @@ class MemoryPlan:
 
 
 def decide_memory(
-    args: ServerArgs, facts: Facts, plan: ModelPlan, decisions: Decisions
+    args: ServerArgs, facts: Facts, plan: ModelPlan, room: Room, decisions: Decisions
 ) -> MemoryPlan:
-    """Sizes the pool from the weights' estimate and the free memory. Raises ConfigError if one request
-    of the context length cannot fit."""
+    """Sizes the pool from what `room` holds. Raises ConfigError if one request of the context length
+    cannot fit."""
     page = decisions.choose(
         "page_size",
         args.page_size,
         PAGE_SIZE,
         "half a page is lost per request, and page tables stay short",
     )
-    available = facts.machine.memory_available
-    room = int(max(0, available - plan.weight_bytes) * ROOM_SHARE)
     context = _context_length(args, facts, plan, page, room, decisions)
     need = _round_up(context, page)
-    tokens = _max_total_tokens(args, plan, page, context, need, available, decisions)
+    tokens = _max_total_tokens(args, plan, page, context, need, room, decisions)
     return MemoryPlan(page_size=page, context_length=context, max_total_tokens=tokens)
 
 
 def _context_length(
-    args: ServerArgs, facts: Facts, plan: ModelPlan, page: int, room: int, decisions: Decisions
+    args: ServerArgs, facts: Facts, plan: ModelPlan, page: int, room: Room, decisions: Decisions
 ) -> int:
     most = facts.model.context_length
     asked = args.context_length
@@ -61,7 +57,7 @@ def _context_length(
             f"tokens; allowed: 1 to {most}; lower --context-length or leave it out"
         )
     is_memory_given = args.kv_memory_gb is not None or args.max_total_tokens is not None
-    fits = _usable(room, plan.bytes_per_token, page)
+    fits = _usable(room.for_context, plan.bytes_per_token, page)
     wanted = most if asked is None else asked
     if is_memory_given or fits >= _round_up(wanted, page):
         return decisions.choose(
@@ -70,15 +66,15 @@ def _context_length(
     if asked is not None or fits < page:
         need = _cost(_round_up(wanted, page), plan.bytes_per_token, page)
         raise ConfigError(
-            f"one context of {wanted} tokens needs {_mb(need)} of KV cache, but {_mb(room)} can be "
-            f"had beside {_mb(plan.weight_bytes)} of weights; "
+            f"one context of {wanted} tokens needs {megabytes(need)} of KV cache, but "
+            f"{megabytes(room.for_context)} can be had {room.beside}; "
             + (f"lower --context-length to {fits} or less, or " if fits >= page else "")
-            + "free memory or take a smaller model"
+            + room.remedy
         )
     return decisions.decide(
         "context_length",
         fits,
-        f"the model was made for {most}, but free memory holds the KV cache of {fits} tokens",
+        f"the model was made for {most}, but {room.name} holds the KV cache of {fits} tokens",
     )
 
 
@@ -88,26 +84,29 @@ def _max_total_tokens(
     page: int,
     context: int,
     need: int,
-    available: int,
+    room: Room,
     decisions: Decisions,
 ) -> int:
     per_token, asked = plan.bytes_per_token, args.max_total_tokens
     if args.kv_memory_gb is not None:
         decisions.take("kv_memory_gb", args.kv_memory_gb)
         flag, budget = f"--kv-memory-gb {args.kv_memory_gb:g}", round(args.kv_memory_gb * 1e9)
-        if asked is not None and _cost(asked, per_token, page) > budget:
+        cost = 0 if asked is None else _cost(asked, per_token, page)
+        if cost > budget:
             raise ConfigError(
-                f"--max-total-tokens {asked} needs {_mb(_cost(asked, per_token, page))}, but {flag} "
-                f"allows {_mb(budget)}; allowed: up to {_usable(budget, per_token, page)} tokens; "
+                f"--max-total-tokens {asked} needs {megabytes(cost)}, but {flag} allows "
+                f"{megabytes(budget)}; allowed: up to {_usable(budget, per_token, page)} tokens; "
                 "change one of the two"
             )
     elif asked is not None:
         flag, budget = f"--max-total-tokens {asked}", _cost(asked, per_token, page)
         decisions.decide("kv_memory_gb", budget / 1e9, f"what {flag} takes")
     else:
-        flag, budget = "", _default_budget(available, _cost(need, per_token, page), decisions)
+        budget, reason = room.usual(_cost(need, per_token, page))
+        flag = ""
+        decisions.decide("kv_memory_gb", budget / 1e9, reason)
     if flag:
-        _check_room(flag, budget, available, plan, page)
+        _check_room(flag, budget, room, plan, page)
     if asked is None:
         tokens = _usable(budget, per_token, page)
     else:
@@ -117,7 +116,8 @@ def _max_total_tokens(
         usable = f"set --context-length to {tokens} or less" if tokens else "lower --page-size"
         raise ConfigError(
             f"the KV cache is too small for one context: {context} tokens need "
-            f"{_mb(_cost(need, per_token, page))}, {flag} gives {_mb(has)}; raise it, or {usable}"
+            f"{megabytes(_cost(need, per_token, page))}, {flag} gives {megabytes(has)}; "
+            f"raise it, or {usable}"
         )
     if asked is not None:
         if tokens == asked:
@@ -125,45 +125,34 @@ def _max_total_tokens(
         return decisions.decide(
             "max_total_tokens", tokens, f"{asked} was asked for; whole pages of {page}"
         )
-    most = max(need, MOST_TOKENS // page * page)
+    most = tokens if room.most_tokens is None else max(need, room.most_tokens // page * page)
     if tokens > most:
         return decisions.decide(
-            "max_total_tokens", most, f"{_mb(budget)} would hold {tokens}; this many are plenty"
+            "max_total_tokens",
+            most,
+            f"{megabytes(budget)} would hold {tokens}; this many are plenty",
         )
     return decisions.decide(
         "max_total_tokens",
         tokens,
-        f"{_mb(budget)} at {per_token} bytes a token, in whole pages of {page}",
+        f"{megabytes(budget)} at {per_token} bytes a token, in whole pages of {page}",
     )
 
 
-def _check_room(flag: str, budget: int, available: int, plan: ModelPlan, page: int) -> None:
-    """Who names a budget may have all that the weights leave free, and not what is not there."""
-    room = max(0, available - plan.weight_bytes)
-    if budget <= room:
+def _check_room(flag: str, budget: int, room: Room, plan: ModelPlan, page: int) -> None:
+    """Who names a budget may have all that is left, and not what is not there."""
+    if budget <= room.most:
         return
-    tokens = _usable(room, plan.bytes_per_token, page)
+    tokens = _usable(room.most, plan.bytes_per_token, page)
     usable = (
-        f"--kv-memory-gb {math.floor(room / 1e6) / 1e3:.3f} or --max-total-tokens {tokens}"
+        f"--kv-memory-gb {math.floor(room.most / 1e6) / 1e3:.3f} or --max-total-tokens {tokens}"
         if tokens
-        else "nothing: free memory or take a smaller model"
+        else f"nothing: {room.remedy}"
     )
     raise ConfigError(
-        f"{flag} needs {_mb(budget)} for the KV cache, but {_mb(available)} are available and the "
-        f"weights take {_mb(plan.weight_bytes)} of them; the most that fits: {usable}"
+        f"{flag} needs {megabytes(budget)} for the KV cache, but {room.taken}; the most that fits: "
+        f"{usable}"
     )
-
-
-def _default_budget(available: int, one_context: int, decisions: Decisions) -> int:
-    share = int(available * AVAILABLE_SHARE)
-    if one_context > min(share, CPU_KV_BYTES):
-        budget, reason = one_context, "room for one whole context"
-    elif share < CPU_KV_BYTES:
-        budget, reason = share, f"a quarter of the free memory ({_mb(available)})"
-    else:
-        budget, reason = CPU_KV_BYTES, "enough to keep a CPU busy"
-    decisions.decide("kv_memory_gb", budget / 1e9, reason)
-    return budget
 
 
 def _cost(tokens: int, per_token: int, page: int) -> int:
@@ -178,7 +167,3 @@ def _usable(budget: int, per_token: int, page: int) -> int:
 
 def _round_up(tokens: int, page: int) -> int:
     return -(-tokens // page) * page
-
-
-def _mb(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"

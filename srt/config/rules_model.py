@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from srt.config.algorithms import DRAFT_ARCHITECTURES
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
-from srt.config.facts import Facts
+from srt.config.facts import Facts, GpuFacts
+from srt.config.footprint import ITEM_BYTES, weight_bytes
+from srt.config.rules_quantization import FP8_CAPABILITY, decide_quantization
 from srt.errors import ConfigError
-
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +22,13 @@ class ModelPlan:
     kv_cache_dtype: str
     quantization: str | None
     bytes_per_token: int  # of KV, over all layers
-    weight_bytes: int  # an estimate: every parameter in the compute type
+    weight_bytes: int  # an estimate: every parameter in the type it is kept in
+    gpu: GpuFacts | None = None  # where it is computed; None: the CPU
 
 
-def decide_model(args: ServerArgs, facts: Facts, decisions: Decisions) -> ModelPlan:
+def decide_model(
+    args: ServerArgs, facts: Facts, gpu: GpuFacts | None, decisions: Decisions
+) -> ModelPlan:
     """Raises ConfigError for what this checkpoint or machine cannot do."""
     model = facts.model
     if model.architecture in DRAFT_ARCHITECTURES:
@@ -45,23 +48,15 @@ def decide_model(args: ServerArgs, facts: Facts, decisions: Decisions) -> ModelP
     else:
         decisions.take("chat_template", args.chat_template)
     load_format = _load_format(args, facts, decisions)
-    dtype = _dtype(args, facts, decisions)
+    dtype = _dtype(args, facts, gpu, decisions)
     kv_dtype = decisions.choose(
         "kv_cache_dtype",
         _unless_auto(args.kv_cache_dtype),
         dtype,
         "the type the model computes in",
     )
-    quantization = None if args.quantization == "none" else args.quantization
-    if quantization is None and args.quantization is None:
-        decisions.decide("quantization", None, "off unless asked for: it changes answers")
-    else:
-        decisions.take("quantization", quantization)
-    if quantization is not None and load_format == "script":
-        raise ConfigError(
-            f"--quantization {quantization} was asked for, but {model.name} is a script and has no "
-            "weights; leave --quantization out"
-        )
+    check_kv_dtype("--kv-cache-dtype", kv_dtype, gpu)
+    quantization = decide_quantization(args, model, load_format, gpu, decisions)
     kv_items = 2 * model.num_layers * model.num_kv_heads * model.head_dim
     return ModelPlan(
         load_format=load_format,
@@ -69,8 +64,18 @@ def decide_model(args: ServerArgs, facts: Facts, decisions: Decisions) -> ModelP
         kv_cache_dtype=kv_dtype,
         quantization=quantization,
         bytes_per_token=kv_items * ITEM_BYTES[kv_dtype],
-        weight_bytes=model.num_parameters * (1 if quantization else ITEM_BYTES[dtype]),
+        weight_bytes=weight_bytes(model, dtype, quantization),
+        gpu=gpu,
     )
+
+
+def check_kv_dtype(flag: str, dtype: str, gpu: GpuFacts | None) -> None:
+    """Raises ConfigError for a cache type that this card cannot read."""
+    if dtype == "fp8_e4m3" and gpu is not None and gpu.capability < FP8_CAPABILITY:
+        raise ConfigError(
+            f"{flag} fp8_e4m3 was asked for, but {gpu.name} is sm_{gpu.capability} and fp8 needs "
+            f"sm_{FP8_CAPABILITY} or newer; allowed here: bfloat16, float16"
+        )
 
 
 def _load_format(args: ServerArgs, facts: Facts, decisions: Decisions) -> str:
@@ -85,7 +90,10 @@ def _load_format(args: ServerArgs, facts: Facts, decisions: Decisions) -> str:
     return decisions.choose("load_format", asked, str(found), reason, source="model")
 
 
-def _dtype(args: ServerArgs, facts: Facts, decisions: Decisions) -> str:
+def _dtype(args: ServerArgs, facts: Facts, gpu: GpuFacts | None, decisions: Decisions) -> str:
+    if gpu is not None:
+        reason = f"sm_{gpu.capability} multiplies it on tensor cores"
+        return decisions.choose("dtype", _unless_auto(args.dtype), "bfloat16", reason)
     flags = facts.machine.cpu_flags
     flag = next((name for name in ("amx_bf16", "avx512_bf16") if name in flags), None)
     if flag is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.rules_memory import MemoryPlan
@@ -9,14 +11,56 @@ from srt.errors import ConfigError
 
 MAX_RUNNING = 64
 CHUNK = 256
+GPU_MAX_RUNNING = 256
+GPU_CHUNK = 8192  # a step's tokens too: what one step computes bounds the activations' memory
 LEAST_CHUNK = 16  # prompt tokens of a step, whatever --max-itl-ms says: prompts must get on
 QUEUED_TOKENS = 512  # per request that may wait
 
 
-def decide_schedule(args: ServerArgs, memory: MemoryPlan, decisions: Decisions) -> None:
-    running = _max_running(args, memory, decisions)
-    chunk = _chunk(args, memory, decisions)
-    step = _max_step_tokens(args, memory, running, chunk, decisions)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What a device does well, and why: requests at once, prompt tokens of one request in a step.
+    `shares_step`: decodes take their part of the step's tokens, else they come on top of a chunk."""
+
+    running: int
+    chunk: int
+    overlap: bool
+    shares_step: bool
+    why_running: str
+    why_chunk: str
+    why_overlap: str
+
+
+def pace_of(is_gpu: bool) -> Pace:
+    if is_gpu:
+        return Pace(
+            running=GPU_MAX_RUNNING,
+            chunk=GPU_CHUNK,
+            overlap=True,
+            shares_step=True,
+            why_running="past it a GPU's step takes as much longer as it does more",
+            why_chunk="fills a GPU; more would only take more memory",
+            why_overlap="the next step is prepared while the GPU computes this one",
+        )
+    return Pace(
+        running=MAX_RUNNING,
+        chunk=CHUNK,
+        overlap=False,
+        shares_step=False,
+        why_running="more streams than a CPU decodes well",
+        why_chunk="keeps a CPU's step short while a long prompt comes in",
+        why_overlap="on a CPU the next step's preparation would take a core from this one's forward",
+    )
+
+
+def decide_schedule(
+    args: ServerArgs, memory: MemoryPlan, is_gpu: bool, decisions: Decisions
+) -> int:
+    """Returns how many requests may run at once."""
+    pace = pace_of(is_gpu)
+    running = _max_running(args, memory, pace, decisions)
+    chunk = _chunk(args, memory, pace, decisions)
+    step = _max_step_tokens(args, memory, running, chunk, pace, decisions)
     assert step >= max(running, chunk), (step, running, chunk)
     decisions.choose(
         "max_queued_tokens",
@@ -35,12 +79,24 @@ def decide_schedule(args: ServerArgs, memory: MemoryPlan, decisions: Decisions) 
     decisions.choose(
         "overlap",
         args.overlap,
-        False,
-        "on a CPU the next step's preparation would take a core from this one's forward",
+        pace.overlap,
+        pace.why_overlap,
     )
+    return running
 
 
-def _max_running(args: ServerArgs, memory: MemoryPlan, decisions: Decisions) -> int:
+def most_step_tokens(args: ServerArgs, context_length: int, is_gpu: bool) -> int:
+    """What `max_step_tokens` will be at most, before memory has had its say."""
+    pace = pace_of(is_gpu)
+    running = args.max_running or pace.running
+    if args.max_step_tokens is not None:
+        return args.max_step_tokens
+    if args.chunked_prefill_size == 0:
+        return context_length + running
+    return max(pace.chunk, args.chunked_prefill_size or 0) + (0 if pace.shares_step else running)
+
+
+def _max_running(args: ServerArgs, memory: MemoryPlan, pace: Pace, decisions: Decisions) -> int:
     pages = memory.max_total_tokens // memory.page_size
     if args.max_running is not None:
         if args.max_running > pages:
@@ -52,14 +108,14 @@ def _max_running(args: ServerArgs, memory: MemoryPlan, decisions: Decisions) -> 
         return decisions.take("max_running", args.max_running)
     step = args.max_step_tokens
     room = max(1, pages // 2)
-    if step is not None and step < min(MAX_RUNNING, room):
+    if step is not None and step < min(pace.running, room):
         return decisions.decide("max_running", step, f"each takes one of {step} tokens in a step")
-    if room < MAX_RUNNING:
+    if room < pace.running:
         return decisions.decide("max_running", room, f"two KV pages for each, of {pages}")
-    return decisions.decide("max_running", MAX_RUNNING, "more streams than a CPU decodes well")
+    return decisions.decide("max_running", pace.running, pace.why_running)
 
 
-def _chunk(args: ServerArgs, memory: MemoryPlan, decisions: Decisions) -> int:
+def _chunk(args: ServerArgs, memory: MemoryPlan, pace: Pace, decisions: Decisions) -> int:
     page, step, asked = memory.page_size, args.max_step_tokens, args.chunked_prefill_size
     if asked:
         if asked < page:
@@ -80,26 +136,34 @@ def _chunk(args: ServerArgs, memory: MemoryPlan, decisions: Decisions) -> int:
         )
     if asked is not None:
         return decisions.take("chunked_prefill_size", asked)
-    if step is not None and step < max(page, CHUNK):
+    if step is not None and step < max(page, pace.chunk):
         if step < page:
             raise ConfigError(
                 f"--max-step-tokens {step} was asked for, but a prompt advances by pages of {page} "
                 f"tokens; allowed: {page} and more; raise it or lower --page-size"
             )
         return decisions.decide("chunked_prefill_size", step, f"one step takes {step} tokens")
-    if page > CHUNK:
+    if page > pace.chunk:
         return decisions.decide("chunked_prefill_size", page, "one page")
     if args.max_itl_ms is not None:
-        return decisions.decide("chunked_prefill_size", CHUNK, "at most; --max-itl-ms takes less")
-    return decisions.decide(
-        "chunked_prefill_size", CHUNK, "keeps a CPU's step short while a long prompt comes in"
-    )
+        why = "at most; --max-itl-ms takes less"
+        return decisions.decide("chunked_prefill_size", pace.chunk, why)
+    return decisions.decide("chunked_prefill_size", pace.chunk, pace.why_chunk)
 
 
 def _max_step_tokens(
-    args: ServerArgs, memory: MemoryPlan, running: int, chunk: int, decisions: Decisions
+    args: ServerArgs,
+    memory: MemoryPlan,
+    running: int,
+    chunk: int,
+    pace: Pace,
+    decisions: Decisions,
 ) -> int:
     asked, context = args.max_step_tokens, memory.context_length
+    if asked is None and chunk and pace.shares_step:
+        step = max(chunk, running, pace.chunk)
+        why = "decodes take their part of it, prompts the rest; it bounds the activations' memory"
+        return decisions.decide("max_step_tokens", step, why)
     if asked is None:
         return decisions.decide(
             "max_step_tokens",

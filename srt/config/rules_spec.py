@@ -11,13 +11,17 @@ from srt.config.algorithms import ALGORITHMS, LAYERS_KEY, Algorithm
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts, ModelFacts
+from srt.config.footprint import ITEM_BYTES, weight_bytes
+from srt.config.rules_attention import Place, check_wish, lacks, place_of, propose
 from srt.config.rules_block import decide_block
-from srt.config.rules_model import ITEM_BYTES, ModelPlan
+from srt.config.rules_model import ModelPlan, check_kv_dtype
+from srt.config.rules_quantization import check_quantization
 from srt.config.runner_spec import RunnerSpec
 from srt.config.trail import TrailEntry
 from srt.errors import ConfigError
 
 BATCH_TOKENS = 16
+GPU_BATCH_TOKENS = 128
 CONFIDENCE = 0.25
 MOST_IN_TREE = 61  # what a window can describe, the token before the tree included
 DRAFT_ONLY = ("attention_backend", "load_format", "kv_cache_dtype", "quantization")
@@ -93,11 +97,12 @@ def decide_spec(
     if not known.has_planner:
         decisions.decide("speculative_dspark_planner", "static", "every guess is verified")
         decisions.decide("speculative_dspark_budget", 0, "nothing is planned")
+    device, tokens = ("CPU", BATCH_TOKENS) if plan.gpu is None else ("GPU", GPU_BATCH_TOKENS)
     decisions.choose(
         "speculative_batch_tokens",
         args.speculative_batch_tokens,
-        BATCH_TOKENS,
-        "up to there a CPU waits for weights, past it each guess costs arithmetic",
+        tokens,
+        f"up to there a {device} waits for weights, past it each guess costs arithmetic",
     )
     if draft is None:
         _refuse(args, DRAFT_SETTINGS, f"{algorithm} guesses without a model")
@@ -109,7 +114,7 @@ def decide_spec(
         draft.path,
         f"comes with {facts.model.name}",
     )
-    found = _plan_draft(args, facts.model, draft, plan, backends, decisions)
+    found = _plan_draft(args, facts, draft, plan, backends, decisions)
     if known.has_layers:
         return replace(found, num_layers=decisions.values["speculative_num_steps"])
     return found
@@ -229,12 +234,13 @@ def _refuse(args: ServerArgs, names: Iterable[str], why: str) -> None:
 
 def _plan_draft(
     args: ServerArgs,
-    target: ModelFacts,
+    facts: Facts,
     draft: ModelFacts,
     plan: ModelPlan,
     backends: tuple[str, str],
     decisions: Decisions,
 ) -> DraftPlan:
+    target = facts.model
     if plan.load_format == "script" or draft.format == "script":
         raise ConfigError(
             f"the draft {draft.name} ({draft.format}) cannot guess for {target.name} "
@@ -270,19 +276,23 @@ def _plan_draft(
     )
     kv_name = str(kv_dtype[0])
     kv_items = 2 * draft.num_layers * draft.num_kv_heads * draft.head_dim
+    check_kv_dtype("--speculative-draft-kv-cache-dtype", kv_name, plan.gpu)
+    place = place_of(
+        draft,
+        facts.machine,
+        plan.gpu,
+        native=bool(decisions.values["native_kernels"]),
+        deterministic=False,  # a guess may vary: it never changes an answer
+        dtype=plan.dtype,
+        kv_cache_dtype=kv_name,
+    )
     own = args.speculative_draft_attention_backend
-    lack = f"native attention reads a bfloat16 cache, the draft's is {kv_name}"
-    if own == "native" and kv_name != "bfloat16":
-        raise ConfigError(
-            f"--speculative-draft-attention-backend native was asked for, but {lack}; allowed "
-            "here: sdpa"
-        )
+    if own is not None:
+        check_wish(own, "--speculative-draft-attention-backend", place)
     inherited = [
-        (half, "rule", f"what the target has for {kind}")
-        for half, kind in zip(backends, ("prefill", "decode"), strict=True)
+        _inherit(backend, half, place)
+        for backend, half in zip(backends, ("prefill", "decode"), strict=True)
     ]
-    if kv_name != "bfloat16":
-        inherited = [("sdpa", "rule", lack) if each[0] == "native" else each for each in inherited]
     prefill, decode = (_choose(own, words["attention_backend"], each) for each in inherited)
     return DraftPlan(
         facts=draft,
@@ -295,16 +305,27 @@ def _plan_draft(
         prefill=prefill,
         decode=decode,
         bytes_per_token=kv_items * ITEM_BYTES[kv_name],
-        weight_bytes=draft.num_parameters * ITEM_BYTES[plan.dtype],
+        weight_bytes=weight_bytes(draft, plan.dtype, None),
     )
+
+
+def _inherit(backend: str, half: str, place: Place) -> Reasoned:
+    """The target's backend for this half, or what the draft can have instead."""
+    lack = lacks(backend, place)
+    if lack is None:
+        return backend, "rule", f"what the target has for {half}"
+    return propose(half, place)[0], "rule", lack
 
 
 def _quantization(args: ServerArgs, plan: ModelPlan, words: tuple[str, str]) -> Reasoned:
     asked = args.speculative_draft_quantization
     if asked is not None:
+        if asked != "none":
+            what = f"--speculative-draft-quantization {asked} was asked for"
+            check_quantization(what, asked, plan.gpu)
         return (None if asked == "none" else asked, *words)
     known = ALGORITHMS[str(args.speculative_algorithm)]
-    if known.drafts is not None and plan.dtype == "bfloat16":
+    if plan.gpu is None and known.drafts is not None and plan.dtype == "bfloat16":
         return "int8", "rule", "its bytes are its time, and a guess need not be exact"
     return None, "rule", "off: it would make guesses worse"
 
@@ -342,7 +363,7 @@ def _draft_runner(
         "kv_cache_dtype": draft.kv_cache_dtype,
         "prefill_attention_backend": draft.prefill,
         "decode_attention_backend": draft.decode,
-        "graph_sizes": ((), "rule", "a CPU runs eagerly"),
+        "graph_sizes": (target.graph_sizes, "rule", "the target's: they decode together"),
         "draft_attention_backend": draft.backend,
         "step": (step, "rule", "the draft is one" if step is None else "a runner for each layer"),
     }

@@ -15,6 +15,18 @@ from srt.errors import ConfigError
 
 _MOST_BYTES = 100_000_000  # the format's own limit of a header
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_WIDE = {
+    "F64": 8,
+    "I64": 8,
+    "U64": 8,
+    "F32": 4,
+    "I32": 4,
+    "U32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I16": 2,
+    "U16": 2,
+}
 
 
 def count_parameters(path: Path) -> Counter[str]:
@@ -35,6 +47,11 @@ def count_parameters(path: Path) -> Counter[str]:
     except (ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is not a safetensors file: {error!r}") from None
     return counts
+
+
+def stored_bytes(counts: Counter[str]) -> int:
+    """Bytes of all these numbers; types that are not known to be wider have one byte."""
+    return sum(count * _WIDE.get(code, 1) for code, count in counts.items())
 
 
 def main_dtype(counts: Counter[str]) -> str | None:

@@ -100,6 +100,7 @@ def test_hf_folder(tmp_path: Path) -> None:
         num_parameters=264,
         end_token_ids=[2, 5],
         generation_defaults={"eos_token_id": [2, 5], "temperature": 0.6},
+        stored_bytes=528,
     )
 
 

@@ -20,7 +20,10 @@ from srt.config.runner_spec import RunnerSpec
 from srt.errors import ConfigError
 from srt.runner.memory import PoolNeed, size_pools
 
-SHORTHANDS = {"attention_backend"}  # stands for both halves and has no value of its own
+SHORTHANDS = {
+    "attention_backend",  # stands for both halves and has no value of its own
+    "cuda_graph_sizes",  # becomes graph_sizes
+}
 DRAFT_ONLY = ("attention_backend", "load_format", "kv_cache_dtype", "quantization")
 
 

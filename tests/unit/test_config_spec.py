@@ -117,6 +117,7 @@ def test_explain_shows_both_side_by_side() -> None:
         (
             {
                 **TWO,
+                "native_kernels": True,
                 "speculative_draft_attention_backend": "native",
                 "speculative_draft_kv_cache_dtype": "float32",
             },
