@@ -1,0 +1,236 @@
+"""Measures this engine on a GPU with models of noise, beside its targets and two other engines.
+
+    python -m bench.gpu                                   all of it
+    python -m bench.gpu --models llama-8b --only check,batch1,offline
+    python -m bench.gpu --device cpu --models tiny        the same on a CPU, in small, to try it out
+    python -m bench.gpu ... -- --attention-backend triton flags for the engine
+
+Every engine runs in a process of its own. A part that fails prints its error and the rest goes on; one
+that takes too long is ended. Prints each part as it is done, a table for each model, and last of all
+one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from bench.gpu.child import Job
+from bench.gpu.folder import read_shape, shape_names, write_folder
+from bench.gpu.parts import compare, gap_figures
+from bench.gpu.served import Served, serve_flags
+from bench.gpu.sets import FULL, SMALL, Sizes, at_poisson_times, offline_set, online_mix
+from bench.gpu.table import Results, headline, render_table
+from bench.report import describe_machine
+from srt.cli.options import cache_folder
+
+INSIDE = ("check", "batch1", "ttft", "decode", "offline", "online", "profile")
+APART = ("eager", "fp8", "start", "gateway")
+ONE_SHAPE = ("fp8", "online")  # of this shape only, unless asked for
+THE_SHAPE = "llama-8b"
+FP8 = ("--quantization", "fp8", "--kv-cache-dtype", "fp8_e4m3")
+EAGER = ("--cuda-graph-sizes", "0")
+
+
+class Session:
+    """One model: which parts, where their figures go."""
+
+    def __init__(self, options: argparse.Namespace, shape: str, folder: Path) -> None:
+        self.options, self.shape = options, shape
+        self.config = read_shape(shape)
+        self.sizes: Sizes = SMALL if options.small or options.device == "cpu" else FULL
+        self.results: Results = {}
+        model = write_folder(folder / shape, self.config)
+        self.flags = [
+            *("--model", str(model), "--load-format", "dummy", "--device", options.device),
+            *("--disable-radix-cache", "--max-running", str(self.sizes.max_running)),
+            *("--log-level", "warning"),
+            *options.flags,
+        ]
+
+    def wants(self, part: str) -> bool:
+        if self.options.only:
+            return part in self.options.only
+        if self.options.device == "cpu":
+            return part not in ("eager", "fp8")
+        return part not in ONE_SHAPE or self.shape == THE_SHAPE
+
+    def note(self, part: str, figures: dict[str, Any]) -> None:
+        self.results[part] = figures
+        shown = {name: value for name, value in figures.items() if name not in ("tokens", "all")}
+        print(f"{self.shape} {part}: {orjson.dumps(_rounded(shown)).decode()}", flush=True)
+
+    def attempt(self, part: str, work: Callable[[], dict[str, Any]]) -> None:
+        try:
+            self.note(part, work())
+        except Exception as error:
+            self.note(part, {"error": f"{type(error).__name__}: {error}"})
+
+    def run(self) -> None:
+        eager = self._eager() if self.wants("eager") else None
+        inside = [part for part in INSIDE if self.wants(part)]
+        if inside:
+            for part, figures in self._engine(["build", "warm", *inside]):
+                self.note(part, figures)
+                if part == "check" and eager is not None:
+                    self.note("eager", _same(figures, eager))
+        if self.wants("fp8"):
+            self.attempt("fp8", self._fp8)
+        if self.wants("start") or self.wants("gateway"):
+            self._served()
+
+    def _engine(self, parts: list[str], *more: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """An engine in a process of its own: its parts as they are done."""
+        job = Job(
+            flags=[*self.flags, *more],
+            cache_folder=cache_folder(),
+            parts=parts,
+            sizes=self.sizes,
+            limit=self.options.limit,
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bench.gpu.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        timer = threading.Timer(self.options.engine_limit, process.kill)
+        timer.start()
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(msgspec.json.encode(job) + b"\n")
+            process.stdin.close()
+            for line in process.stdout:
+                told = orjson.loads(line)
+                failed = {"error": told.get("error")}
+                yield told["part"], told.get("figures", failed)
+            code = process.wait()
+        finally:
+            timer.cancel()
+            process.kill()
+            process.wait()
+        if code:
+            yield "engine", {"error": f"its process ended with code {code}"}
+
+    def _eager(self) -> dict[str, Any]:
+        """The check on an engine whose decode steps are not recorded."""
+        found = dict(self._engine(["check"], *EAGER))
+        return found.get("check", found.get("build", found.get("engine", {})))
+
+    def _fp8(self) -> dict[str, Any]:
+        found = dict(self._engine(["build", "warm", "offline"], *FP8))
+        offline = found.get("offline", {})
+        return offline if "tok_s" in offline else {"error": str(found)}
+
+    def _served(self) -> None:
+        """Starts it twice; the second one is asked over HTTP."""
+        flags = serve_flags(self.flags)
+        try:
+            first = Served(flags, self.options.engine_limit)
+            first.stop()
+            second = Served(flags, self.options.engine_limit)
+        except RuntimeError as error:
+            self.note("start", {"error": str(error)})
+            return
+        try:
+            self.note("start", {"first_s": first.ready_seconds, "second_s": second.ready_seconds})
+            if self.wants("gateway"):
+                self.attempt("gateway", lambda: self._gateway(second))
+        finally:
+            second.stop()
+
+    def _gateway(self, served: Served) -> dict[str, Any]:
+        """The offline set over HTTP, streamed; then, if wanted, the online load."""
+        vocab, callers, limit = self.config["vocab_size"], self.options.callers, self.options.limit
+        asks = offline_set(self.sizes, vocab)
+        time.sleep(self.options.settle)  # for what a start leaves to quiet moments
+        served.call(online_mix(self.sizes, vocab, self.sizes.max_running, 31), callers, limit)
+        rates = []
+        for _ in range(2):
+            heard = served.call(asks, callers, limit)
+            wall = max(one.end for one in heard) - min(one.sent for one in heard)
+            rates.append(sum(one.tokens for one in heard) / wall)
+        found: dict[str, Any] = {"tok_s": rates, "callers": callers}
+        rate = self.results.get("online", {}).get("rate")
+        if rate:
+            count = max(8, round(rate * self.sizes.online_seconds))
+            mix = at_poisson_times(online_mix(self.sizes, vocab, count, 32), rate, seed=33)
+            heard = served.call(mix, callers, limit + self.sizes.online_seconds)
+            found["online"] = gap_figures([gap for one in heard for gap in one.gaps])
+        return found
+
+
+def _same(recorded: dict[str, Any], eager: dict[str, Any]) -> dict[str, Any]:
+    """Whether decode steps that are recorded and replayed give what others give."""
+    if "tokens" in recorded and "tokens" in eager:
+        return {"graph == eager": compare(recorded["tokens"], eager["tokens"])}
+    return {"error": f"nothing to compare: {eager.get('error') or recorded.get('error')}"}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list) else value
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--models", type=_words, default=["qwen3-0.6b", "llama-8b", "qwen3-14b"],
+                        help=f"shapes, of: {', '.join(shape_names())}")  # fmt: skip
+    parser.add_argument("--only", type=_words, help=f"parts, of: {', '.join(INSIDE + APART)}")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--small", action="store_true", help="small sets, as on a CPU")
+    parser.add_argument("--limit", type=float, default=60, help="seconds for one run of a part")
+    parser.add_argument("--engine-limit", type=float, default=240, help="seconds for one engine")
+    parser.add_argument("--callers", type=int, default=8, help="processes that ask over HTTP")
+    parser.add_argument("--settle", type=float, default=5, help="seconds between start and load")
+    parser.add_argument("--out", type=Path, help="append the last line to this file")
+    parser.add_argument("flags", nargs="*", help="after --: flags for the engine")
+    options = parser.parse_args(argv)
+    unknown = set(options.only or ()) - {*INSIDE, *APART}
+    if unknown:
+        parser.error(f"--only knows no {', '.join(sorted(unknown))}")
+    found: dict[str, Results] = {}
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for shape in options.models:
+            session = Session(options, shape, Path(folder))
+            found[shape] = session.results
+            session.run()
+            print("\n" + render_table(shape, session.results) + "\n", flush=True)
+    result = {
+        "bench": "gpu",
+        "seconds": round(time.perf_counter() - began, 1),
+        "figures": {shape: headline(results) for shape, results in found.items()},
+        "details": found,
+        "flags": options.flags,
+        "machine": describe_machine(),
+        "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    line = orjson.dumps(_rounded(result))
+    if options.out is not None:
+        with options.out.open("ab") as file:
+            file.write(line + b"\n")
+    print(line.decode(), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
