@@ -11,7 +11,7 @@ import torch
 from srt.config.facts import ModelFacts
 from srt.errors import ConfigError
 from srt.layers.parameters import Parameter
-from srt.loading.dummy import CPU, dummy_tensors
+from srt.loading.dummy import dummy_tensors
 from srt.loading.gguf_index import GGUFFile
 from srt.loading.gguf_weights import gguf_tensors, rope_divisors
 from srt.loading.safetensors_files import safetensors_tensors
@@ -34,7 +34,7 @@ def open_checkpoint(
     *,
     dtype: torch.dtype,
     seed: int,
-    device: torch.device = CPU,
+    device: torch.device | str = "cpu",
     is_foreign: Callable[[str], bool] = lambda name: False,
 ) -> Checkpoint:
     """`parameters` is what the model asks for; names that older exporters add to it are dropped, and

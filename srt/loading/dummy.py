@@ -10,11 +10,10 @@ import torch
 from srt.layers.parameters import Parameter
 
 SPREAD = 0.02  # standard deviation, what fresh models of this kind start from
-CPU = torch.device("cpu")
 
 
 def dummy_tensors(
-    parameters: list[Parameter], seed: int, device: torch.device = CPU
+    parameters: list[Parameter], seed: int, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Float32 noise for every source, keyed by (seed, name): neither order nor sharding matters. Norms
     scatter around one, indices are zero. It is drawn where it is wanted, so that a large model takes no
