@@ -7,8 +7,9 @@ Activations. A step of T tokens has at its peak, in bytes of the compute type (b
 the residual and its norm (2 H), and the larger of two moments: in attention the projected q, k and v,
 q rotated, what attention gives back (3 Q + 2 KV together) and its projection (H); in the MLP gate and up
 (2 I), their product (I) and its projection (H). Layers come one after the other, so it is one layer's.
-Behind the last one R rows have logits of V each: once as computed (b) and three times in float32 while
-they are sampled. T is bounded by `max_step_tokens`, R by `max_running`.
+Behind the last one R rows have logits of V each: once as computed (b), three times in float32 while they
+are sampled, and the counts of penalties (4 bytes). T is bounded by `max_step_tokens`, R by
+`max_running`.
 
 Graphs. All share one pool whose size is that of the largest, whose logits are sampled outside of it,
 plus what the driver keeps of each.
@@ -69,7 +70,7 @@ def activation_bytes(model: ModelFacts, dtype: str, *, tokens: int, rows: int) -
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     inner = int(model.config.get("intermediate_size") or 4 * hidden)
     moment = max(3 * queries + 2 * keys + hidden, 3 * inner + hidden)
-    return tokens * item * (2 * hidden + moment) + rows * model.vocab_size * (item + 3 * FLOAT)
+    return tokens * item * (2 * hidden + moment) + rows * model.vocab_size * (item + 4 * FLOAT)
 
 
 def weight_bytes(model: ModelFacts, dtype: str, quantization: str | None) -> int:
