@@ -71,7 +71,7 @@ class DetokenizerService:
         None if nothing of it can be sent yet."""
         if not isinstance(message, Tokens):
             return message
-        items = [text for item in message.items if (text := self._take(item)) is not None]
+        items = [text for item in message.all_items() if (text := self._take(item)) is not None]
         return Texts(step=message.step, items=items) if items else None
 
     def _take(self, item: TokenItem) -> TextItem | None:

@@ -34,14 +34,11 @@ class Lease:
         self.num_protected = len(match.pages)
         self.committed = match.num_tokens
         self.handle = match.handle
+        self.capacity = len(match.pages) * store.page_size  # tokens that fit into the pages held
         self.is_open = True
         self._store = store
         self._first_unwritten = 0  # pages from here on are not in the runner's table yet
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that fit into the pages held."""
-        return len(self.pages) * self._store.page_size
+        self.needs_write = bool(match.pages)  # whether there are any
 
     def missing_pages(self, num_tokens: int) -> int:
         """Pages that `grow(num_tokens)` would have to take."""
@@ -54,7 +51,10 @@ class Lease:
         taken = self._store.take(self.missing_pages(num_tokens))
         if taken is None:
             return False
-        self.pages += taken
+        if taken:
+            self.pages += taken
+            self.capacity = len(self.pages) * self._store.page_size
+            self.needs_write = True
         return True
 
     def commit(self, num_tokens: int) -> None:
@@ -83,6 +83,7 @@ class Lease:
             if kept[index] != offered[index]:
                 duplicates.append(offered[index])
                 self._first_unwritten = min(self._first_unwritten, index)
+                self.needs_write = True
         self.pages[: len(kept)] = kept
         self.num_protected = max(self.num_protected, len(kept))
         self._store.pages.free(duplicates)
@@ -92,6 +93,7 @@ class Lease:
         """What the runner's page table does not show yet, as one write; the caller must send it with
         the next step that uses this row."""
         first = self._first_unwritten
+        self.needs_write = False
         if first == len(self.pages):
             return None
         self._first_unwritten = len(self.pages)
@@ -105,5 +107,5 @@ class Lease:
         assert self.is_open, "this lease was released before"
         self.is_open = False
         owned, self.pages = self.pages[self.num_protected :], []
-        self.num_protected = self.committed = 0
+        self.num_protected = self.committed = self.capacity = 0
         self._store.close(self, owned)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from srt.metrics.table import PREFIX, ROWS, Row
@@ -45,6 +45,13 @@ class Registry:
         values = self._values[name]
         values[labels] = values.get(labels, 0.0) + amount
 
+    def add_each(self, name: str, amounts: Mapping[str, float]) -> None:
+        """Raises a counter with one label, by label. A clock that steps back counts as 0."""
+        assert self._rows[name].kind == "counter" and len(self._rows[name].labels) == 1
+        values = self._values[name]
+        for label, amount in amounts.items():
+            values[(label,)] = values.get((label,), 0.0) + max(amount, 0.0)
+
     def put(self, name: str, value: float, *labels: str) -> None:
         """Sets a gauge."""
         assert self._rows[name].kind == "gauge" and len(labels) == len(self._rows[name].labels)
@@ -61,14 +68,26 @@ class Registry:
 
     def observe(self, name: str, value: float, *labels: str) -> None:
         """Counts a value in a histogram. A clock that steps back counts as 0."""
-        series = self._histograms[name]
-        histogram = series.get(labels)
+        self._count(name, labels, value, 1)
+
+    def observe_all(self, name: str, counts: Mapping[float, int]) -> None:
+        """Counts values in a histogram without labels, each so many times."""
+        for value, count in counts.items():
+            self._count(name, (), value, count)
+
+    def observe_each(self, name: str, values: Mapping[str, float]) -> None:
+        """Counts a value for each label of a histogram with one label."""
+        for label, value in values.items():
+            self._count(name, (label,), value, 1)
+
+    def _count(self, name: str, labels: Labels, value: float, count: int) -> None:
+        histogram = self._histograms[name].get(labels)
         if histogram is None:
             assert len(labels) == len(self._rows[name].labels)
-            histogram = series[labels] = _Histogram(len(self._rows[name].buckets))
+            histogram = self._histograms[name][labels] = _Histogram(len(self._rows[name].buckets))
         value = max(value, 0.0)
-        histogram.counts[bisect_left(self._rows[name].buckets, value)] += 1
-        histogram.total += value
+        histogram.counts[bisect_left(self._rows[name].buckets, value)] += count
+        histogram.total += value * count
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """Plain data: {full name: {"type", "help", "samples"}}.

@@ -7,12 +7,16 @@ page 0 is padding and belongs to nobody; a *slice* is one request's share of a s
 Steps execute in launch order, like work on a CUDA stream: whatever a later batch writes (page table,
 sampler state, KV of a page that changed hands) happens after everything an earlier batch reads. That
 order is the only thing that makes the overlap loop safe, so a runner must keep it.
+
+There are hundreds of slices in a step, so they are structs that cost little to make; `gc=False`: the
+collector need not walk over what cannot be part of a cycle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from srt.wire.params import SamplingParams, TokenLogprobs
 
@@ -23,8 +27,7 @@ NOTHING_LEFT = "no token can be chosen: every one is forbidden"
 LookAhead = Callable[[list[int]], bytes | None]
 
 
-@dataclass(slots=True, kw_only=True)
-class RowSetup:
+class RowSetup(msgspec.Struct, kw_only=True):
     """A row changes hands at the start of a step: forget its state and take this one.
 
     `prompt_len` splits `tokens` into the prompt and what was generated before a retraction, so that
@@ -39,8 +42,7 @@ class RowSetup:
     salt: str = ""  # what this request may share is shared with those of the same salt only
 
 
-@dataclass(slots=True, kw_only=True)
-class TableWrite:
+class TableWrite(msgspec.Struct, kw_only=True, gc=False):
     """`page_table[row, first : first + len(pages)] = pages`, before the step's forward."""
 
     row: int
@@ -48,8 +50,7 @@ class TableWrite:
     pages: list[int]
 
 
-@dataclass(slots=True, kw_only=True)
-class Window:
+class Window(msgspec.Struct, kw_only=True):
     """What a slice's tokens see where that is not simply whatever came before them: a tree of guesses,
     or a block whose tokens all see each other.
 
@@ -63,8 +64,7 @@ class Window:
     positions: list[int]
 
 
-@dataclass(slots=True, kw_only=True)
-class Slice:
+class Slice(msgspec.Struct, kw_only=True, gc=False):
     """Compute `length` tokens of `row` at positions `start .. start + length - 1`.
 
     `tokens` None means one token: the last one sampled on this row, which may not have reached the
@@ -87,7 +87,7 @@ class Slice:
     tokens: list[int] | None
     sample: bool
     prompt_logprobs: int | None = None
-    targets: list[int] = field(default_factory=list)
+    targets: list[int] = []
     draft: int = 0
     parents: list[int] | None = None
     window: Window | None = None
@@ -95,14 +95,13 @@ class Slice:
     look_ahead: LookAhead | None = None
 
 
-@dataclass(slots=True, kw_only=True)
-class ForwardBatch:
+class ForwardBatch(msgspec.Struct, kw_only=True):
     """One step. Decode slices (length 1, `tokens` None) come first, then prefill slices."""
 
     step: int
     slices: list[Slice]
-    setups: list[RowSetup] = field(default_factory=list)
-    table_writes: list[TableWrite] = field(default_factory=list)
+    setups: list[RowSetup] = []
+    table_writes: list[TableWrite] = []
 
     @property
     def num_tokens(self) -> int:
@@ -110,8 +109,7 @@ class ForwardBatch:
         return sum(piece.length for piece in self.slices)
 
 
-@dataclass(slots=True, kw_only=True)
-class SliceResult:
+class SliceResult(msgspec.Struct, kw_only=True, gc=False):
     """What one slice gave. `tokens` is empty unless the slice sampled; speculation gives several."""
 
     tokens: list[int]
@@ -120,16 +118,27 @@ class SliceResult:
     error: str | None = None  # this request failed (for example NaN logits); the others did not
     num_drafted: int = 0  # guessed tokens that were verified; len(tokens) - 1 of them were right
     num_deep: int = 0  # how many of them could have been right together: less than all in a tree
-    kept: list[int] = field(default_factory=list)  # which of the guesses were right, by index
+    kept: list[int] = []  # which of the guesses were right, by index
 
 
-@dataclass(slots=True, kw_only=True)
-class StepResult:
-    """Results in the order of the batch's slices. Times are seconds, for the step's profile."""
+class StepResult(msgspec.Struct, kw_only=True):
+    """Results in the order of the batch's slices, and seconds for the step's profile.
+
+    `plain` is the short form for decodes: token i of it is what slice i of the batch gave, for the
+    first `len(plain)` slices, and `slices` has the results of the slices behind those. A slice may be
+    in it if it is a decode (`tokens` None, `sample`) that gave exactly one token and nothing else: no
+    logprobs, no error, no guesses verified. So a worker in whose step all decodes are such gives
+    `plain=[their tokens]` and `slices=[results of the prompts]`; one with nothing to say in short
+    leaves `plain` empty. Both forms mean the same; the short one costs the scheduler a fraction.
+
+    `draft`, `prepare`, `forward` and `sample` add up to what the step took where it was computed.
+    `launch_seconds` is the time of the launching thread, beside those, where a device computes.
+    """
 
     slices: list[SliceResult]
+    plain: list[int] = []
     draft_seconds: float = 0.0
     prepare_seconds: float = 0.0
-    launch_seconds: float = 0.0  # the host's time to launch a step that the device runs by itself
+    launch_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0

@@ -8,7 +8,6 @@ from typing import Any
 from srt.cache.store import KVStore
 from srt.errors import InvalidRequest, NotFound, NotReady, TandemError
 from srt.scheduler.outbox import Outbox
-from srt.scheduler.profile import StepLog
 from srt.scheduler.queue import Queue
 from srt.scheduler.report import describe_all, describe_one
 from srt.scheduler.request import Roster
@@ -28,7 +27,7 @@ class Commands:
         queue: Queue,
         store: KVStore,
         outbox: Outbox,
-        steps: StepLog,
+        profile: Answers,
         metrics: Answers,
         config: Answers,
         audit: Callable[[], list[str]],
@@ -38,7 +37,7 @@ class Commands:
         self._queue = queue
         self._store = store
         self._outbox = outbox
-        self._steps = steps
+        self._profile = profile
         self._metrics = metrics
         self._config = config
         self._audit = audit
@@ -69,7 +68,7 @@ class Commands:
             case "requests":
                 return describe_all(self._roster, self._queue, now)
             case "profile":
-                return self._steps.summary()
+                return self._profile()
             case "request":
                 found = describe_one(self._roster, self._queue, command.argument, now)
                 if found is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 
 from srt.cache.store import KVStore
 from srt.metrics.registry import Registry
@@ -11,11 +12,29 @@ from srt.scheduler.budget import Growth
 from srt.scheduler.pace import Pace
 from srt.scheduler.queue import Queue
 from srt.scheduler.request import Request, Roster, State
-from srt.scheduler.step import Piece
+from srt.scheduler.step import Plan
 
 log = logging.getLogger(__name__)
 
+RUNNING = State.RUNNING
 COOL_DOWN_STEPS = 8  # a retracted request stays out that long, unless nothing else runs
+
+
+@dataclass(slots=True, eq=False)
+class Due:
+    """Who decodes in the next step, and what that takes."""
+
+    requests: list[Request] = field(default_factory=list)
+    growing: list[Request] = field(default_factory=list)  # those that need another page
+    shortage: int = 0  # pages that cannot be had, whatever is evicted
+    # Whether one cannot be planned before its last token is here: what a grammar permits next depends
+    # on it.
+    needs_a_token: bool = False
+
+    @property
+    def must_land(self) -> bool:
+        """Whether the step cannot be planned before what is in flight has come home."""
+        return self.shortage > 0 or self.needs_a_token
 
 
 class Decode:
@@ -38,22 +57,26 @@ class Decode:
         self._metrics = metrics
         self._pace = pace
 
-    def _due(self) -> list[Request]:
-        """Those whose length alone ends them are not run again, whatever is still in flight."""
-        return [r for r in self._roster.active if r.state is State.RUNNING and r.remaining > 0]
-
-    def shortage(self) -> int:
-        """Pages that the next decode step lacks, after evicting all that can be. 0 or less: none."""
-        needed = 0
-        for request in self._due():
-            assert request.lease is not None
-            needed += request.lease.missing_pages(request.length)
-        return needed - self._store.num_available if needed else 0
-
-    def needs_a_token(self) -> bool:
-        """Whether one that is due cannot be planned before its last token is here: what a grammar
-        permits next depends on it."""
-        return any(r.in_flight and r.allowed is not None for r in self._due())
+    def due(self) -> Due:
+        """One look at everybody. Those whose length alone ends them are not run again, whatever is
+        still in flight."""
+        due = Due()
+        requests, growing = due.requests, due.growing
+        for request in self._roster.active:
+            length = len(request.tokens) + request.in_flight
+            if request.state is not RUNNING or length >= request.limit:
+                continue
+            lease = request.lease
+            assert lease is not None
+            requests.append(request)
+            if length > lease.capacity:
+                growing.append(request)
+            if request.allowed is not None and request.in_flight:
+                due.needs_a_token = True
+        if growing:
+            needed = sum(_missing(request) for request in growing)
+            due.shortage = max(needed - self._store.num_available, 0)
+        return due
 
     def make_room(self, now: float, step: int) -> None:
         """Retracts until the next decode step has its pages. Nothing may be in flight.
@@ -62,7 +85,7 @@ class Decode:
         the one admitted last. The oldest request is never one, so somebody always gets on, and in
         the end everybody is the oldest.
         """
-        while self.shortage() > 0:
+        while self.due().shortage:
             active = self._roster.active
             oldest = min(active, key=lambda r: r.sequence)
             victims = [request for request in active if request is not oldest]
@@ -94,26 +117,40 @@ class Decode:
         self._queue.put_back(request)
         self._growth.after_retraction()
 
-    def plan(self) -> list[Piece]:
+    def plan(self, due: Due) -> Plan:
         """A slice of one token for each; its value is on the worker, perhaps not here yet. Everybody
         has a page for it before anybody gets room for guesses."""
-        due, pieces = self._due(), []
-        for request in due:
+        for request in due.growing:
             assert request.lease is not None and request.lease.grow(request.length)
-        for request, most in zip(due, self._pace.allot(due), strict=True):
-            lease, length = request.lease, request.length
+        shares = self._pace.allot(due.requests) if self._pace.guesses else []
+        plan = Plan(requests=due.requests, num_decodes=len(due.requests))
+        for request in due.requests:
+            lease = request.lease
             assert lease is not None
-            request.computed = length
+            length = request.computed = len(request.tokens) + request.in_flight
             request.in_flight += 1
-            piece = Slice(
-                row=lease.row,
-                start=length - 1,
-                length=1,
-                tokens=None,
-                sample=True,
-                allowed=request.allowed,
+            plan.slices.append(
+                Slice(
+                    row=lease.row,
+                    start=length - 1,
+                    length=1,
+                    tokens=None,
+                    sample=True,
+                    allowed=request.allowed,
+                )
             )
-            if most and lease.grow(length + most):
+        self._add_guesses(plan, shares)
+        return plan
+
+    def _add_guesses(self, plan: Plan, shares: list[int]) -> None:
+        """Room for guesses, as far as there are pages for them. `shares`: how many each may have."""
+        for request, piece, most in zip(plan.requests, plan.slices, shares, strict=False):
+            assert request.lease is not None
+            if most and request.lease.grow(piece.start + 1 + most):
                 piece.draft, piece.look_ahead = most, request.look_ahead
-            pieces.append(Piece(request=request, slice=piece, ends_prefill=False))
-        return pieces
+                plan.num_guesses += most
+
+
+def _missing(request: Request) -> int:
+    assert request.lease is not None
+    return request.lease.missing_pages(request.length)

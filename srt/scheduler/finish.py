@@ -18,8 +18,10 @@ from srt.wire.params import Finish, FinishReason
 
 log = logging.getLogger(__name__)
 
+Ending = tuple[FinishReason, int | None]  # why, and the stop id
 
-def ending(request: Request, token: int) -> tuple[FinishReason, int | None] | None:
+
+def ending(request: Request, token: int) -> Ending | None:
     """Does `token`, just appended to `request.tokens`, end it? The reason and the stop id.
 
     A stop id (the request's own ones, and the model's end tokens unless `ignore_eos`) counts from

@@ -9,12 +9,12 @@ slice by slice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+from msgspec.structs import replace
 
 from srt.errors import TandemError
 from srt.protocols.forward_batch import ForwardBatch, StepResult

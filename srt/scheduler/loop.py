@@ -34,11 +34,11 @@ from srt.scheduler.outbox import Outbox
 from srt.scheduler.pace import Pace
 from srt.scheduler.policy import Shares
 from srt.scheduler.prefill import Prefill
-from srt.scheduler.profile import STAGES, StepLog, StepRecord
+from srt.scheduler.profile import StepLog, StepRecord
 from srt.scheduler.promise import Promise
 from srt.scheduler.queue import Queue
 from srt.scheduler.request import Roster
-from srt.scheduler.step import Flight, Piece, Receiving, build_batch
+from srt.scheduler.step import Flight, Plan, Receiving, build_batch
 from srt.wire.channels import Sender
 from srt.wire.messages import AbortWork, Command, Drain, Turn, Work, WorkMessage
 
@@ -106,7 +106,7 @@ class Scheduler:
         )  # fmt: skip
         self._steps = StepLog(settings.step_log, self._promise.describe)
         self._commands = Commands(
-            roster=roster, queue=queue, store=store, outbox=self._outbox, steps=self._steps,
+            roster=roster, queue=queue, store=store, outbox=self._outbox, profile=self.profile,
             metrics=self.stats, config=config, audit=self.audit, is_idle=self._is_idle,
         )  # fmt: skip
         self._flights: deque[Flight] = deque()
@@ -137,14 +137,15 @@ class Scheduler:
         self._constraint.admit_ready(now)
         times.append(self._clock())
         try:
-            pieces, num_decodes, offered = self._plan(now)
-            record.reasons = {r.value: n for r, n in self._queue.reasons().items()}
+            plan = self._plan(now)
+            if len(self._queue):
+                record.reasons = {r.value: n for r, n in self._queue.reasons().items()}
             times.append(self._clock())
-            if pieces:
-                self._launch(pieces, num_decodes, offered)
+            if plan.slices:
+                self._launch(plan)
             times.append(self._clock())
             self._outbox.flush(self._step)  # what the messages gave need not wait for the step
-            ahead = self._settings.depth if pieces else 0
+            ahead = self._settings.depth if plan.slices else 0
             if len(self._flights) > ahead:
                 self._collect(record)
         except Exception as error:
@@ -182,22 +183,24 @@ class Scheduler:
             case Drain():
                 self._inbox.drain(message, now)
 
-    def _plan(self, now: float) -> tuple[list[Piece], int, int | None]:
-        """The pieces of the next step: decodes first, then prompts; how many are decodes, and for how
-        many prompt tokens there was room. If pages are short, what is in
+    def _plan(self, now: float) -> Plan:
+        """The next step: decodes first, then prompts. If pages are short, what is in
         flight comes home first: it may free some, and only then is it known what to retract. So it
         does if a grammar runs: leaving that request out instead would halve its pace; and so does a
         step with guesses: before, nobody knows at which positions its rows go on."""
-        if any(flight.has_guesses for flight in self._flights):
+        if any(flight.plan.num_guesses for flight in self._flights):
             self._land()
-        if self._decode.shortage() > 0 or self._decode.needs_a_token():
+        due = self._decode.due()
+        if due.must_land:
             self._land()
             self._decode.make_room(now, self._step)
-        decodes = self._decode.plan()
-        decode_tokens = sum(1 + piece.slice.draft for piece in decodes)
+            due = self._decode.due()
+        plan = self._decode.plan(due)
+        decode_tokens = plan.num_decode_tokens
         room = self._promise.room(decode_tokens, self._settings.max_step_tokens - decode_tokens)
-        prompts = self._prefill.plan(now, self._step, room)
-        return decodes + prompts, len(decodes), room.offered
+        self._prefill.fill(plan, now, self._step, room)
+        plan.offered = room.offered
+        return plan
 
     def _land(self) -> None:
         """Brings home all that is in flight."""
@@ -206,22 +209,13 @@ class Scheduler:
             self._collect(home)
             self._note(home)
 
-    def _launch(self, pieces: list[Piece], num_decodes: int, offered: int | None) -> None:
-        flight_step = self._step
+    def _launch(self, plan: Plan) -> None:
+        step = self._step
         self._step += 1
-        batch = build_batch(flight_step, pieces)
-        ticket = self._worker.launch(batch)
-        self._flights.append(
-            Flight(
-                step=flight_step,
-                pieces=pieces,
-                num_decodes=num_decodes,
-                ticket=ticket,
-                offered=offered,
-            )
-        )
-        if offered is not None:
-            self._registry.put("prefill_room_tokens", offered)
+        ticket = self._worker.launch(build_batch(step, plan))
+        self._flights.append(Flight(step=step, plan=plan, ticket=ticket))
+        if plan.offered is not None:
+            self._registry.put("prefill_room_tokens", plan.offered)
         self._registry.add("steps_total")
 
     def _collect(self, record: StepRecord) -> None:
@@ -232,13 +226,15 @@ class Scheduler:
         waited = self._clock()
         self._flights.popleft()
         self._receiving.receive(flight, result, waited)
+        plan = flight.plan
         record.step = flight.step
-        record.num_decodes = flight.num_decodes
-        record.num_prefill_tokens = sum(length for _, length in flight.chunks)
-        record.offered = flight.offered
+        record.num_decodes = plan.num_decodes
+        record.num_prefill_tokens = sum(length for _, length in plan.chunks)
+        record.offered = plan.offered
         record.phases = {
             "draft": result.draft_seconds,
             "prepare": result.prepare_seconds,
+            "launch": result.launch_seconds,
             "forward": result.forward_seconds,
             "sample": result.sample_seconds,
         }
@@ -271,10 +267,8 @@ class Scheduler:
         if record.step < 0:
             return
         self._steps.add(record)
-        for stage in STAGES:
-            self._registry.add("host_seconds_total", max(record.stages.get(stage, 0.0), 0.0), stage)
-        for phase, seconds in record.phases.items():
-            self._registry.observe("step_seconds", seconds, phase)
+        self._registry.add_each("host_seconds_total", record.stages)
+        self._registry.observe_each("step_seconds", record.phases)
 
     def note_start(self, phases: dict[str, float]) -> None:
         """How long each phase of the start took, seconds."""
@@ -297,6 +291,10 @@ class Scheduler:
         registry.put("kv_tokens_evictable", evictable * store.page_size)
         registry.put("kv_tokens_free", free * store.page_size)
         return registry.snapshot()
+
+    def profile(self) -> dict[str, Any]:
+        """Where the time of the latest steps went. See `StepLog.summary`."""
+        return self._steps.summary()
 
     def audit(self) -> list[str]:
         """Every rule that must hold between turns; one sentence for each that does not."""

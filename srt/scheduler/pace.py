@@ -33,6 +33,11 @@ class Pace:
         self._most = most
         self._budget = budget
 
+    @property
+    def guesses(self) -> bool:
+        """Whether anybody ever gets a guess."""
+        return self._most > 0
+
     def allot(self, due: list[Request]) -> list[int]:
         """For each of the requests that decode in the next step, how many guesses it may have. Never
         more than it may still generate behind the token it is sure of."""

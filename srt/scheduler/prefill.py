@@ -8,7 +8,7 @@ from srt.scheduler.budget import Settings, chunk_length
 from srt.scheduler.promise import Room
 from srt.scheduler.queue import Queue
 from srt.scheduler.request import Reason, Refusal, Request, Roster, State
-from srt.scheduler.step import Piece
+from srt.scheduler.step import Plan
 
 
 class Prefill:
@@ -22,18 +22,17 @@ class Prefill:
         self._admission = admission
         self._settings = settings
 
-    def plan(self, now: float, step: int, room: Room) -> list[Piece]:
-        """Pieces for what `room` there is. Afterwards every request that waits, or has part of its
-        prompt waiting, knows why."""
-        pieces: list[Piece] = []
-        for request in self._roster.active:
-            if request.state is State.PREFILLING:
-                self._cut(request, room, pieces)
+    def fill(self, plan: Plan, now: float, step: int, room: Room) -> None:
+        """Adds prompts to the plan, for what `room` there is. Afterwards every request that waits, or
+        has part of its prompt waiting, knows why."""
+        if plan.num_decodes < len(self._roster.active):
+            for request in self._roster.active:
+                if request.state is State.PREFILLING:
+                    self._cut(request, room, plan)
         if len(self._queue):
-            self._admit(now, step, room, pieces)
-        return pieces
+            self._admit(plan, now, step, room)
 
-    def _admit(self, now: float, step: int, room: Room, pieces: list[Piece]) -> None:
+    def _admit(self, plan: Plan, now: float, step: int, room: Room) -> None:
         refusal = self._admission.refuse_all(room)
         if refusal is not None:  # ranking a long queue would be for nothing
             for request in self._queue:
@@ -43,9 +42,10 @@ class Prefill:
         blocked: Request | None = None
         tried: list[tuple[Request, Refusal]] = []
         for request in candidates:
-            refusal = self._admission.try_admit(request, now, step, room, is_first=not pieces)
+            is_first = not plan.has_prompts
+            refusal = self._admission.try_admit(request, now, step, room, is_first=is_first)
             if refusal is None:
-                self._cut(request, room, pieces)
+                self._cut(request, room, plan)
                 continue
             request.refusal = refusal
             tried.append((request, refusal))
@@ -74,21 +74,22 @@ class Prefill:
         for request, refusal in tried:  # these have been told a reason of their own
             request.refusal = refusal
 
-    def _cut(self, request: Request, room: Room, pieces: list[Piece]) -> None:
+    def _cut(self, request: Request, room: Room, plan: Plan) -> None:
         """Appends the request's next chunk, or says why nothing of it goes into this step."""
         start, total = request.computed, len(request.tokens)
         chunk, left = self._settings.chunked_prefill_size, room.left(request.computed)
-        length = chunk_length(total - start, chunk, left, is_first=not pieces)
+        length = chunk_length(total - start, chunk, left, is_first=not plan.has_prompts)
         if length <= 0:
             reason = room.reason if left <= 0 else Reason.CHUNK_BUDGET
             request.refusal = Refusal(reason=reason, needed=total - start, free=left)
             return
         room.take(start, length)
         request.refusal = None
+        assert request.lease is not None
         end = start + length
         is_last = end == total
         piece = Slice(
-            row=request.lease.row if request.lease is not None else -1,
+            row=request.lease.row,
             start=start,
             length=length,
             tokens=request.tokens[start:end],
@@ -103,4 +104,5 @@ class Prefill:
         if is_last:
             request.state = State.RUNNING
             request.in_flight += piece.sample
-        pieces.append(Piece(request=request, slice=piece, ends_prefill=is_last))
+        plan.requests.append(request)
+        plan.slices.append(piece)

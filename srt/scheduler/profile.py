@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 STAGES = ("inbox", "schedule", "launch", "wait", "process", "send")
-PHASES = ("draft", "prepare", "forward", "sample")
+PHASES = ("draft", "prepare", "launch", "forward", "sample")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -56,7 +56,8 @@ class Request:
 
     `tokens` is the prompt and every token received from the worker. `computed` counts the positions
     whose KV has been launched, and `in_flight` the samples launched and not yet received, so a
-    running request is `len(tokens) + in_flight` long as far as the worker is concerned.
+    running request is `len(tokens) + in_flight` long as far as the worker is concerned. What a step
+    asks of every request is a plain field.
     """
 
     work: Work
@@ -67,6 +68,12 @@ class Request:
     stop_ids: frozenset[int]
     tokens: list[int]
     prompt_len: int
+    uid: int = field(init=False)
+    tenant: str = field(init=False)
+    params: SamplingParams = field(init=False)
+    limit: int = field(init=False)  # how long it may become, prompt included
+    # Whether it is in the metrics of requests and their tokens: all but probes of health are.
+    is_counted: bool = field(init=False)
     state: State = State.WAITING
     refusal: Refusal | None = ARRIVED
     # [admission]
@@ -97,26 +104,15 @@ class Request:
     num_drafted: int = 0
     num_accepted: int = 0
 
-    @property
-    def uid(self) -> int:
-        return self.work.uid
-
-    @property
-    def tenant(self) -> str:
-        return self.work.tenant
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether it is in the metrics of requests and their tokens: all but probes of health are."""
-        return not self.work.is_probe
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.work.params
+    def __post_init__(self) -> None:
+        work = self.work
+        self.uid, self.tenant, self.params = work.uid, work.tenant, work.params
+        self.limit = self.prompt_len + self.max_output
+        self.is_counted = not work.is_probe
 
     @property
     def awaits_grammar(self) -> bool:
-        return self.work.params.grammar is not None and self.allowed is None
+        return self.params.grammar is not None and self.allowed is None
 
     @property
     def output_len(self) -> int:
@@ -130,7 +126,7 @@ class Request:
     @property
     def remaining(self) -> int:
         """Tokens it may still generate beyond what is launched."""
-        return self.max_output - self.output_len - self.in_flight
+        return self.limit - len(self.tokens) - self.in_flight
 
     def usage(self) -> Usage:
         return Usage(

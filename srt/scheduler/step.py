@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from srt.errors import InternalError, InvalidRequest, TandemError
 from srt.metrics.registry import Registry
@@ -16,22 +16,41 @@ from srt.protocols.forward_batch import (
 )
 from srt.protocols.worker import Ticket
 from srt.scheduler.constraint import Constraint
-from srt.scheduler.finish import Finisher, ending
+from srt.scheduler.finish import Ending, Finisher, ending
 from srt.scheduler.outbox import Outbox
 from srt.scheduler.pace import Pace
 from srt.scheduler.policy import Shares
 from srt.scheduler.promise import Promise
 from srt.scheduler.request import Request, State
-from srt.wire.params import FinishReason
+
+FINISHED = State.FINISHED
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Piece:
-    """A slice and whose it is. The request may have ended by the time the result is here."""
+class Plan:
+    """What the next step computes, and for whom: `slices[i]` is `requests[i]`'s share. The first
+    `num_decodes` are decodes, the others prompts. A request may have ended by the time its result
+    is here."""
 
-    request: Request
-    slice: Slice
-    ends_prefill: bool
+    requests: list[Request] = field(default_factory=list)
+    slices: list[Slice] = field(default_factory=list)
+    num_decodes: int = 0
+    num_guesses: int = 0  # that the decodes may verify
+    offered: int | None = None  # tokens there was room for beside the decodes; None: no prompt came
+
+    @property
+    def has_prompts(self) -> bool:
+        return len(self.slices) > self.num_decodes
+
+    @property
+    def num_decode_tokens(self) -> int:
+        """Guesses included."""
+        return self.num_decodes + self.num_guesses
+
+    @property
+    def chunks(self) -> list[tuple[int, int]]:
+        """Start and length of each piece of a prompt."""
+        return [(piece.start, piece.length) for piece in self.slices[self.num_decodes :]]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -39,48 +58,33 @@ class Flight:
     """A launched step."""
 
     step: int
-    pieces: list[Piece]
-    num_decodes: int
+    plan: Plan
     ticket: Ticket
-    offered: int | None = None  # tokens there was room for beside the decodes; None: no prompt came
-
-    @property
-    def has_guesses(self) -> bool:
-        return any(piece.slice.draft for piece in self.pieces[: self.num_decodes])
-
-    @property
-    def num_decode_tokens(self) -> int:
-        """Guesses included."""
-        return sum(1 + piece.slice.draft for piece in self.pieces[: self.num_decodes])
-
-    @property
-    def chunks(self) -> list[tuple[int, int]]:
-        """Start and length of each piece of a prompt."""
-        return [(p.slice.start, p.slice.length) for p in self.pieces[self.num_decodes :]]
 
 
-def build_batch(step: int, pieces: list[Piece]) -> ForwardBatch:
-    """The batch for these pieces, with the row setups and page table writes they depend on."""
-    batch = ForwardBatch(step=step, slices=[piece.slice for piece in pieces])
-    for piece in pieces:
-        request = piece.request
+def build_batch(step: int, plan: Plan) -> ForwardBatch:
+    """The batch for this plan, with the row setups and page table writes it depends on."""
+    batch = ForwardBatch(step=step, slices=plan.slices)
+    for request in plan.requests:
         lease = request.lease
         assert lease is not None
         if request.needs_setup:
             request.needs_setup = False
-            setup = RowSetup(
-                row=lease.row,
-                params=request.params,
-                tokens=list(request.tokens),
-                prompt_len=request.prompt_len,
-                stop_ids=sorted(request.stop_ids),
-                salt=request.work.cache_salt,
-            )
-            batch.setups.append(setup)
-        write = lease.table_write()
-        if write is not None:
+            batch.setups.append(_set_up(request, lease.row))
+        if lease.needs_write and (write := lease.table_write()) is not None:
             batch.table_writes.append(write)
     return batch
+
+
+def _set_up(request: Request, row: int) -> RowSetup:
+    return RowSetup(
+        row=row,
+        params=request.params,
+        tokens=list(request.tokens),
+        prompt_len=request.prompt_len,
+        stop_ids=sorted(request.stop_ids),
+        salt=request.work.cache_salt,
+    )
 
 
 class Receiving:
@@ -108,40 +112,81 @@ class Receiving:
     def receive(self, flight: Flight, result: StepResult, now: float) -> None:
         """Requests that ended while the step was on its way are passed over: their rows and pages may
         have new owners, who come after this step on the worker too."""
-        assert len(result.slices) == len(flight.pieces), "one result for each slice"
-        for piece, got in zip(flight.pieces, result.slices, strict=True):
-            request = piece.request
-            request.in_flight -= piece.slice.sample
-            if request.state is State.FINISHED:
+        plan, num_plain = flight.plan, len(result.plain)
+        assert num_plain <= plan.num_decodes, "a prompt's result has no short form"
+        assert num_plain + len(result.slices) == len(plan.slices), "one result for each slice"
+        if num_plain:
+            self._receive_plain(plan.requests, result.plain, now)
+        whose, slices = plan.requests[num_plain:], plan.slices[num_plain:]
+        for request, piece, got in zip(whose, slices, result.slices, strict=True):
+            request.in_flight -= piece.sample
+            if request.state is FINISHED:
                 continue
             if got.error is not None:
                 self._finisher.finish(request, "error", now, error=_blame(got.error))
                 continue
-            assert request.lease is not None
-            request.lease.commit(piece.slice.start + piece.slice.length)
-            if got.prompt_logprobs is not None and request.prompt_logprobs is not None:
-                request.prompt_logprobs.extend(got.prompt_logprobs)
-            if piece.ends_prefill:
-                self._end_prefill(request, now)
-            if got.num_drafted:
-                self._count_guesses(request, got)
-            if piece.slice.sample:
-                self._take_tokens(request, got, now)
-            elif piece.ends_prefill:  # max_tokens 0: the prompt was all
-                self._finisher.finish(request, "length", now)
+            self._receive_one(request, piece, got, now)
         self._weigh(flight, result, now)
+
+    def _receive_plain(self, requests: list[Request], tokens: list[int], now: float) -> None:
+        """One token for each of the first requests, which decode. The loop does what every one of them
+        needs; the few that may end here come after it."""
+        given: dict[int, int] = {}
+        served: dict[str, int] = {}
+        gaps: dict[float, int] = {}  # by how long the token before it is ago: how many
+        marked: list[tuple[Request, int]] = []
+        for request, token in zip(requests, tokens, strict=False):
+            request.in_flight -= 1
+            if request.state is FINISHED:
+                continue
+            text, lease, before = request.tokens, request.lease, request.last_token
+            assert lease is not None and before is not None, "it decodes, so its prompt is computed"
+            lease.committed = len(text)
+            text.append(token)
+            given[request.uid] = token
+            tenant = request.tenant
+            served[tenant] = served.get(tenant, 0) + 1
+            if request.is_counted:
+                gaps[before] = gaps.get(before, 0) + 1
+            request.last_token = now
+            is_last = len(text) >= request.limit or token in request.stop_ids
+            if is_last or request.allowed is not None:
+                marked.append((request, token))
+        self._outbox.put_tokens(given)
+        for tenant, num in served.items():
+            self._shares.charge(tenant, num)
+        self._count_gaps({now - before: num for before, num in gaps.items()}, sum(gaps.values()))
+        for request, token in marked:
+            self._settle(request, [token], ending(request, token), now)
+
+    def _receive_one(self, request: Request, piece: Slice, got: SliceResult, now: float) -> None:
+        end = piece.start + piece.length
+        assert request.lease is not None
+        request.lease.commit(end)
+        if got.prompt_logprobs is not None and request.prompt_logprobs is not None:
+            request.prompt_logprobs.extend(got.prompt_logprobs)
+        if piece.tokens is not None and end == len(request.tokens):
+            self._end_prefill(request, now)
+            if not piece.sample:  # max_tokens 0: the prompt was all
+                self._finisher.finish(request, "length", now)
+        if got.num_drafted:
+            self._count_guesses(request, got)
+        if piece.sample:
+            self._take_tokens(request, got, now)
 
     def _weigh(self, flight: Flight, result: StepResult, now: float) -> None:
         """What the step's time says about the price of prompts, and if it was of decodes alone, about
         the worth of guesses."""
+        plan = flight.plan
         seconds = result.draft_seconds + result.prepare_seconds
         seconds += result.forward_seconds + result.sample_seconds
-        chunks = flight.chunks
-        self._promise.note(flight.step, flight.num_decode_tokens, chunks, seconds, now)
-        if not chunks:
+        if self._promise.limit is not None:
+            decodes, chunks = plan.num_decode_tokens, plan.chunks
+            self._promise.note(flight.step, decodes, chunks, seconds, now)
+        if self._pace.guesses and not plan.has_prompts:
             self._pace.balance.note(
-                len(result.slices),
-                sum(len(got.tokens) for got in result.slices),
+                len(plan.slices),
+                len(result.plain) + sum(len(got.tokens) for got in result.slices),
                 seconds,
                 has_guesses=any(got.num_drafted for got in result.slices),
             )
@@ -168,7 +213,7 @@ class Receiving:
         a right guess, whose KV is in its place."""
         item = self._outbox.item(request.uid)
         wants_logprobs = request.params.logprobs is not None and got.logprobs is not None
-        end: tuple[FinishReason, int | None] | None = None
+        end: Ending | None = None
         num_taken = 0
         for token in got.tokens:
             request.tokens.append(token)
@@ -184,8 +229,13 @@ class Receiving:
         if wants_logprobs and got.logprobs is not None:
             item.logprobs = (item.logprobs or []) + got.logprobs[:num_taken]
         self._count_tokens(request, num_taken, now)
+        if end is not None or request.allowed is not None:
+            self._settle(request, got.tokens[:num_taken], end, now)
+
+    def _settle(self, request: Request, tokens: list[int], end: Ending | None, now: float) -> None:
+        """Ends the request whose new `tokens` end it, or are all that its grammar permits."""
         if request.allowed is not None and (end is None or end[0] == "length"):
-            outcome = self._constraint.follow(request, got.tokens[:num_taken])
+            outcome = self._constraint.follow(request, tokens)
             if outcome is True:
                 end = "stop", None
             elif outcome is not False and end is None:
@@ -213,14 +263,21 @@ class Receiving:
             request.first_token = now
         if not request.is_counted:
             return
-        self._metrics.add("generation_tokens_total", num)
         if before is None:
+            self._metrics.add("generation_tokens_total", num)
             self._metrics.observe("ttft_seconds", now - request.arrived)
             admitted = request.arrived if request.admitted is None else request.admitted
             self._metrics.observe("prefill_seconds", now - admitted)
         else:
-            self._metrics.observe("itl_seconds", now - before)
-            self._metrics.add("itl_broken_total", int(self._promise.is_broken(now - before)))
+            self._count_gaps({now - before: 1}, num)
+
+    def _count_gaps(self, gaps: dict[float, int], num_tokens: int) -> None:
+        """`num_tokens` came; by seconds since the one before, how many requests waited so long."""
+        self._metrics.add("generation_tokens_total", num_tokens)
+        self._metrics.observe_all("itl_seconds", gaps)
+        if self._promise.limit is not None:
+            broken = sum(num for gap, num in gaps.items() if self._promise.is_broken(gap))
+            self._metrics.add("itl_broken_total", broken)
 
 
 def _blame(error: str) -> TandemError:

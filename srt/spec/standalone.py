@@ -7,9 +7,8 @@ each guess: first over the tokens it has no KV of, usually the last one, then ov
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
+from msgspec.structs import replace
 
 from srt.protocols.drafter import Guess, Outcome, Wish
 from srt.protocols.forward_batch import ForwardBatch, RowSetup, Slice

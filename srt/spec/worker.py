@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from time import perf_counter
 
 import torch
+from msgspec.structs import replace
 
 from srt.protocols.drafter import Drafter, Guess, Outcome, Wish, tree_depths
 from srt.protocols.forward_batch import ForwardBatch, Slice, StepResult, Window

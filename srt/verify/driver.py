@@ -125,7 +125,7 @@ class Driver:
         message = self._decoder.decode(encode(message))
         if not isinstance(message, Tokens):
             return
-        for item in message.items:
+        for item in message.all_items():
             outcome = self.outcomes.setdefault(item.uid, Outcome())
             if item.tokens and not outcome.tokens:
                 self.started.append(item.uid)

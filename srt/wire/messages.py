@@ -247,7 +247,7 @@ class Drain(Message, tag="drain"):
 # --- STEP, scheduler to detokenizer --------------------------------------------------------------
 
 
-class TokenItem(Item):
+class TokenItem(Item, gc=False):
     """What one step gave one uid. `opened` comes first and once, `finish` last and once. A stop token
     and the `finish` it causes share an item. `usage`, `timing` and `cache` come when the prompt is
     computed, for the terminal item that a stop string may need later; again after a retraction."""
@@ -264,10 +264,18 @@ class TokenItem(Item):
 
 
 class Tokens(Message, tag="tokens"):
-    """All items of one step."""
+    """All that one step gave. Most uids get one token and nothing else, so these have a short form:
+    `uids[i]` got `plain[i]`. No uid is in it twice, nor in `items` too."""
 
     step: int
-    items: list[TokenItem]
+    items: list[TokenItem] = []
+    uids: list[int] = []
+    plain: list[int] = []
+
+    def all_items(self) -> list[TokenItem]:
+        """The same, with an item for each uid."""
+        pairs = zip(self.uids, self.plain, strict=True)
+        return self.items + [TokenItem(uid=uid, tokens=[token]) for uid, token in pairs]
 
 
 class Reply(Message, tag="reply"):
@@ -281,7 +289,7 @@ class Reply(Message, tag="reply"):
 # --- TEXT, detokenizer to tokenizer --------------------------------------------------------------
 
 
-class TextItem(Item):
+class TextItem(Item, gc=False):
     """`TokenItem` with text. `stopped`: the detokenizer ended it (a stop string), so the scheduler must
     be told."""
 

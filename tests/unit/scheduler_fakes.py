@@ -34,9 +34,23 @@ class HashTicket:
         return self.result
 
 
+def shorten(batch: ForwardBatch, results: list[SliceResult]) -> list[int]:
+    """The longest short form of these results."""
+    plain: list[int] = []
+    for piece, got in zip(batch.slices, results, strict=True):
+        if piece.tokens is not None or not piece.sample or got.error is not None:
+            break
+        if len(got.tokens) != 1 or got.num_drafted or got.logprobs is not None:
+            break
+        plain.append(got.tokens[0])
+    return plain
+
+
 class HashWorker:
     """Stores each token in its KV slot and draws the next one from a hash of all the slots it reads back
     through the page table. A page that is wrong, stale or owned by another changes the output."""
+
+    is_short = True  # two of three steps come in short form, as far as that goes
 
     def __init__(
         self, *, num_pages: int = 64, page_size: int = 4, max_rows: int = 8, vocab: int = 64,
@@ -78,9 +92,12 @@ class HashWorker:
                 self.kv[self._slot(piece.row, piece.start + i)] = token
             for i in range(piece.draft):  # guesses, and what a wrong one leaves behind
                 self.kv[self._slot(piece.row, piece.start + 1 + i)] = -99
+        results = [self._result(batch.step, piece) for piece in batch.slices]
+        plain = shorten(batch, results) if self.is_short and batch.step % 3 else []
         return HashTicket(
             StepResult(
-                slices=[self._result(batch.step, piece) for piece in batch.slices],
+                slices=results[len(plain) :],
+                plain=plain,
                 forward_seconds=self.token_seconds * sum(piece.length for piece in batch.slices),
             )
         )
@@ -162,7 +179,7 @@ class Box:
     def send(self, message: Message) -> None:
         message = self.decoder.decode(encode(message))  # it must survive the wire
         if isinstance(message, Tokens):
-            for item in message.items:
+            for item in message.all_items():
                 earlier = self.items.setdefault(item.uid, [])
                 assert not earlier or earlier[-1].finish is None, (
                     f"{item.uid} goes on after its end"

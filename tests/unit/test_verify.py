@@ -111,6 +111,8 @@ class Wrong(HashWorker):
         self.__dict__.update(inner.__dict__)
         self.is_wrong = is_wrong
 
+    is_short = False
+
     def launch(self, batch: ForwardBatch) -> HashTicket:
         ticket = super().launch(batch)
         assert ticket.result is not None
