@@ -180,7 +180,7 @@ class Engine:
         answers = {uid: Answer(begin) for uid, begin in begins.items()}
         for when, message in self._outbox.log:
             if isinstance(message, Tokens):
-                for item in message.items:
+                for item in message.all_items():
                     answer = answers[item.uid]
                     answer.tokens += item.tokens
                     answer.times += [when] * len(item.tokens)
