@@ -50,7 +50,7 @@ class StepLog:
 
         `engine_share` is the part of a turn that was not the model's forward: 1 - forward / total,
         with total the sum of the stages. In the overlap loop it is what the engine adds to the wait:
-        (total - wait) / total is then an upper bound, reported as `busy_share`.
+        (total - wait) / total is then an upper bound, reported as `busy_share`. Groups come by size.
         """
         groups: dict[str, list[StepRecord]] = {}
         for record in self._records:
@@ -63,8 +63,13 @@ class StepLog:
             "steps": len(self._records),
             "waiting": dict(sorted(waiting.items())),
             "promise": self._promise(),
-            "groups": {name: _summarize(records) for name, records in sorted(groups.items())},
+            "groups": {name: _summarize(groups[name]) for name in sorted(groups, key=_size)},
         }
+
+
+def _size(group: str) -> int:
+    """Decodes in a step of this group; prompts come behind all."""
+    return int(group.removeprefix("decode ")) if group != "prefill" else 1 << 62
 
 
 def _summarize(records: list[StepRecord]) -> dict[str, Any]:
@@ -80,6 +85,7 @@ def _summarize(records: list[StepRecord]) -> dict[str, Any]:
         "prefill_room": median(r.offered or 0 for r in records),
         "stages": stages,
         "phases": phases,
+        "host_seconds": median(sum(r.stages.values()) - r.stages.get("wait", 0.0) for r in records),
         "step_seconds": median(sum(r.stages.values()) for r in records),
         "engine_share": max(1 - forward / total, 0.0) if total > 0 else 0.0,
         "busy_share": 1 - wait / total if total > 0 else 0.0,
