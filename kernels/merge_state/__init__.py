@@ -34,7 +34,7 @@ def select(implementation: str) -> MergeState:
             require_triton()
             from kernels.merge_state import triton
 
-            return triton.merge_state
+            return triton.bind()
         case "reference" | "torch" | "native":
             return reference.merge_state
     refuse_implementation(implementation)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.launch import launch_options
+from kernels.launch import Launcher, next_power_of_two
+
+if TYPE_CHECKING:
+    from kernels.merge_state import MergeState
 
 VALUES = 1024  # of a block
-NUM_WARPS = 4
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -52,26 +56,19 @@ def merge_rows(
     tl.store(lse_ptr + rows, lse, mask=held)
 
 
-def merge_state(
-    out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = torch.empty_like(out_a), torch.empty_like(lse_a)
-    count, dim = lse_a.numel(), out_a.shape[2]
-    if count and dim:
-        block = triton.next_power_of_2(dim)
-        rows = max(VALUES // block, 1)
-        merge_rows[(-(-count // rows),)](
-            out_a,
-            lse_a,
-            out_b,
-            lse_b,
-            out,
-            lse,
-            count,
-            dim,
-            rows,
-            block,
-            num_warps=NUM_WARPS,
-            **launch_options(out_a.device),
-        )
-    return out, lse
+def bind() -> MergeState:
+    launch = Launcher(merge_rows)
+
+    def merge_state(
+        out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = torch.empty_like(out_a), torch.empty_like(lse_a)
+        count, dim = lse_a.numel(), out_a.shape[2]
+        if count and dim:
+            block = next_power_of_two(dim)
+            rows = max(VALUES // block, 1)
+            tensors = (out_a, lse_a, out_b, lse_b, out, lse)
+            launch((-(-count // rows), 1, 1), tensors, (count,), (dim, rows, block))
+        return out, lse
+
+    return merge_state

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.launch import launch_options
+from kernels.launch import Launcher, next_power_of_two
 
 if TYPE_CHECKING:
     from kernels.rms_norm import Norms
@@ -51,40 +51,29 @@ def norm_rows(
     tl.store(out_ptr + places, (wide * scale * weight).to(row.dtype), mask=held)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return launch(x, x, weight, eps, add=False)
-
-
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return launch(x, residual, weight, eps, add=True), residual
-
-
-def launch(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, add: bool
-) -> torch.Tensor:
-    out = torch.empty_like(x)
-    tokens, size = x.shape
-    if tokens:
-        block = triton.next_power_of_2(size)
-        warps = min(max(block // (32 * VALUES_PER_THREAD), 1), MAX_WARPS)
-        norm_rows[(tokens,)](
-            x,
-            residual,
-            weight,
-            out,
-            eps,
-            size,
-            block,
-            add,
-            num_warps=warps,
-            **launch_options(x.device),
-        )
-    return out
-
-
 def bind() -> Norms:
     from kernels.rms_norm import Norms
+
+    launch = Launcher(norm_rows)
+
+    def norm(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, add: bool
+    ) -> torch.Tensor:
+        out = torch.empty_like(x)
+        tokens, size = x.shape
+        if tokens:
+            block = next_power_of_two(size)
+            warps = min(max(block // (32 * VALUES_PER_THREAD), 1), MAX_WARPS)
+            tensors = (x, residual, weight, out)
+            launch((tokens, 1, 1), tensors, (eps,), (size, block, add), num_warps=warps)
+        return out
+
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return norm(x, x, weight, eps, False)
+
+    def add_rms_norm(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return norm(x, residual, weight, eps, True), residual
 
     return Norms(rms_norm, add_rms_norm)

@@ -57,7 +57,7 @@ def select(implementation: str, library: Library | None = None) -> RopeWriteKV:
             require_triton()
             from kernels.rope import triton
 
-            return triton.rope_write_kv
+            return triton.bind()
     refuse_implementation(implementation)
 
 

@@ -7,13 +7,17 @@ inside, rounded once, also into the planes.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.launch import launch_options
+from kernels.launch import Launcher, next_power_of_two
+
+if TYPE_CHECKING:
+    from kernels.rope import RopeWriteKV
 
 MAX_GROUP = 8
 E4M3_MAX = tl.constexpr(448.0)
@@ -56,13 +60,16 @@ def rotate_token(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * GROUP  # the first of the group, among q, k and v heads
     columns = tl.arange(0, BLOCK)
-    held = columns < HALF
-    mask = held[None, :]
-    in_heads = tl.arange(0, GROUP)[:, None] * (2 * HALF) + columns[None, :]
+    mask = (columns < HALF)[None, :]
+    heads = tl.arange(0, GROUP)[:, None]
+    in_heads = heads * (2 * HALF) + columns[None, :]
+    in_head = (
+        heads * 0 + columns[None, :]
+    )  # what all heads share is loaded in the heads' own layout
     if NORM:
         norm_ptr = q_norm_ptr if head < HEADS else k_norm_ptr
-        first_weight = tl.load(norm_ptr + columns, mask=held, other=0.0).to(tl.float32)
-        second_weight = tl.load(norm_ptr + HALF + columns, mask=held, other=0.0).to(tl.float32)
+        first_weight = tl.load(norm_ptr + in_head, mask=mask, other=0.0).to(tl.float32)
+        second_weight = tl.load(norm_ptr + HALF + in_head, mask=mask, other=0.0).to(tl.float32)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -74,11 +81,11 @@ def rotate_token(
         if NORM:
             squares = tl.sum(first * first + second * second, axis=1) / (2 * HALF)
             scale = tl.rsqrt(squares + eps)[:, None]
-            first = first * scale * first_weight[None, :]
-            second = second * scale * second_weight[None, :]
-        angles = cos_sin_ptr + tl.load(positions_ptr + token) * (2 * HALF) + columns
-        cosine = tl.load(angles, mask=held, other=0.0)[None, :]
-        sine = tl.load(angles + HALF, mask=held, other=0.0)[None, :]
+            first = first * scale * first_weight
+            second = second * scale * second_weight
+        angles = cos_sin_ptr + tl.load(positions_ptr + token) * (2 * HALF) + in_head
+        cosine = tl.load(angles, mask=mask, other=0.0)
+        sine = tl.load(angles + HALF, mask=mask, other=0.0)
         turned = first * cosine - second * sine
         second = second * cosine + first * sine
         if head < HEADS:
@@ -92,49 +99,40 @@ def rotate_token(
         store_heads(v_ptr, places, mask, first, second, v_inverse, HALF)
 
 
-def rope_write_kv(
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    slots: torch.Tensor,
-    k_plane: torch.Tensor,
-    v_plane: torch.Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-) -> torch.Tensor:
-    tokens = qkv.shape[0]
-    q = qkv.new_empty((tokens, num_heads, head_dim))
-    if not tokens:
+def bind() -> RopeWriteKV:
+    launch = Launcher(rotate_token)
+
+    def rope_write_kv(
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        slots: torch.Tensor,
+        k_plane: torch.Tensor,
+        v_plane: torch.Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        eps: float = 1e-6,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> torch.Tensor:
+        tokens = qkv.shape[0]
+        q = qkv.new_empty((tokens, num_heads, head_dim))
+        if not tokens:
+            return q
+        shared = math.gcd(num_heads, num_kv_heads)
+        group = min(shared & -shared, MAX_GROUP)  # the largest power of two in both counts
+        half = head_dim // 2
+        block = next_power_of_two(half)
+        launch(
+            (tokens, (num_heads + 2 * num_kv_heads) // group, 1),
+            (qkv, positions, cos_sin, slots, k_plane, v_plane, q_norm, k_norm, q),
+            (eps, 1.0 / k_scale, 1.0 / v_scale),
+            (num_heads, num_kv_heads, half, group, block, q_norm is not None),
+            num_warps=min(max(group * block // 256, 1), 4),
+        )
         return q
-    shared = math.gcd(num_heads, num_kv_heads)
-    group = min(shared & -shared, MAX_GROUP)  # the largest power of two in both counts
-    block = triton.next_power_of_2(head_dim // 2)
-    rotate_token[(tokens, (num_heads + 2 * num_kv_heads) // group)](
-        qkv,
-        positions,
-        cos_sin,
-        slots,
-        k_plane,
-        v_plane,
-        q_norm,
-        k_norm,
-        q,
-        eps,
-        1.0 / k_scale,
-        1.0 / v_scale,
-        num_heads,
-        num_kv_heads,
-        head_dim // 2,
-        group,
-        block,
-        q_norm is not None,
-        num_warps=min(max(group * block // 256, 1), 4),
-        **launch_options(qkv.device),
-    )
-    return q
+
+    return rope_write_kv

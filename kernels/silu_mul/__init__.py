@@ -37,7 +37,7 @@ def select(implementation: str, library: Library | None = None) -> SiluMul:
             require_triton()
             from kernels.silu_mul import triton
 
-            return triton.silu_mul
+            return triton.bind()
     refuse_implementation(implementation)
 
 

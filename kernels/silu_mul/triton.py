@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.launch import launch_options
+from kernels.launch import Launcher
+
+if TYPE_CHECKING:
+    from kernels.silu_mul import SiluMul
 
 FEW_TOKENS = 64  # up to here short pieces, so that a few rows occupy the whole device
 
@@ -28,13 +33,17 @@ def gate_rows(gate_up_ptr, out_ptr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL
     tl.store(out_ptr + row * SIZE + columns, gated.to(up.dtype), mask=held)
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    tokens, width = gate_up.shape
-    size = width // 2
-    out = gate_up.new_empty((tokens, size))
-    if tokens and size:
-        block, warps = (1024, 4) if tokens <= FEW_TOKENS else (2048, 8)
-        gate_rows[(tokens, -(-size // block))](
-            gate_up, out, size, block, num_warps=warps, **launch_options(gate_up.device)
-        )
-    return out
+def bind() -> SiluMul:
+    launch = Launcher(gate_rows)
+
+    def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+        tokens, width = gate_up.shape
+        size = width // 2
+        out = gate_up.new_empty((tokens, size))
+        if tokens and size:
+            block, warps = (1024, 4) if tokens <= FEW_TOKENS else (2048, 8)
+            grid = (tokens, -(-size // block), 1)
+            launch(grid, (gate_up, out), (), (size, block), num_warps=warps)
+        return out
+
+    return silu_mul

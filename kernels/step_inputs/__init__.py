@@ -33,13 +33,13 @@ class DecodeInputs(Protocol):
 
 class WriteTable(Protocol):
     def __call__(
-        self, page_table: torch.Tensor, where: torch.Tensor, pages: torch.Tensor
+        self, page_table: torch.Tensor, where: torch.Tensor, pages: torch.Tensor, /
     ) -> None: ...
 
 
 class Remember(Protocol):
     def __call__(
-        self, last_tokens: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor
+        self, last_tokens: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, /
     ) -> None: ...
 
 
@@ -65,11 +65,7 @@ def select(implementation: str) -> StepInputsOps:
             require_triton()
             from kernels.step_inputs import triton
 
-            return StepInputsOps(
-                decode_inputs=triton.decode_inputs,
-                write_table=triton.write_table,
-                remember=triton.remember,
-            )
+            return triton.bind()
         case "reference" | "torch" | "native":
             return StepInputsOps(
                 decode_inputs=reference.decode_inputs,

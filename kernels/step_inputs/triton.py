@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.launch import launch_options
+from kernels.launch import Launcher
+
+if TYPE_CHECKING:
+    from kernels.step_inputs import StepInputsOps
 
 BLOCK = 128
-NUM_WARPS = 4
 
 
 @triton.jit(
@@ -65,52 +69,35 @@ def scatter(table_ptr, where_ptr, values_ptr, count, BLOCK: tl.constexpr, PDL: t
     tl.store(table_ptr + where, tl.load(values_ptr + index, mask=held, other=0), mask=held)
 
 
-def decode_inputs(
-    rows: torch.Tensor,
-    starts: torch.Tensor,
-    page_table: torch.Tensor,
-    last_tokens: torch.Tensor,
-    page_size: int,
-    token_ids: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-) -> None:
-    count = len(rows)
-    if count:
-        locate_rows[(-(-count // BLOCK),)](
-            rows,
-            starts,
-            page_table,
-            last_tokens,
-            token_ids,
-            positions,
-            slots,
-            count,
-            page_table.shape[1],
-            page_size,
-            BLOCK,
-            num_warps=NUM_WARPS,
-            **launch_options(rows.device),
-        )
+def bind() -> StepInputsOps:
+    from kernels.step_inputs import StepInputsOps
 
+    launch_rows, launch_scatter = Launcher(locate_rows), Launcher(scatter)
 
-def write_table(page_table: torch.Tensor, where: torch.Tensor, pages: torch.Tensor) -> None:
-    _scatter(page_table, where, pages)
+    def decode_inputs(
+        rows: torch.Tensor,
+        starts: torch.Tensor,
+        page_table: torch.Tensor,
+        last_tokens: torch.Tensor,
+        page_size: int,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        count = len(rows)
+        if count:
+            launch_rows(
+                (-(-count // BLOCK), 1, 1),
+                (rows, starts, page_table, last_tokens, token_ids, positions, slots),
+                (count,),
+                (page_table.shape[1], page_size, BLOCK),
+            )
 
+    def scatter_values(table: torch.Tensor, where: torch.Tensor, values: torch.Tensor) -> None:
+        count = len(where)
+        if count:
+            launch_scatter((-(-count // BLOCK), 1, 1), (table, where, values), (count,), (BLOCK,))
 
-def remember(last_tokens: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-    _scatter(last_tokens, rows, tokens)
-
-
-def _scatter(table: torch.Tensor, where: torch.Tensor, values: torch.Tensor) -> None:
-    count = len(where)
-    if count:
-        scatter[(-(-count // BLOCK),)](
-            table,
-            where,
-            values,
-            count,
-            BLOCK,
-            num_warps=NUM_WARPS,
-            **launch_options(table.device),
-        )
+    return StepInputsOps(
+        decode_inputs=decode_inputs, write_table=scatter_values, remember=scatter_values
+    )
