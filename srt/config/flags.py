@@ -58,9 +58,16 @@ def _options(leaf: Leaf) -> dict[str, Any]:
     if leaf.choices:
         return options | {"choices": leaf.choices}
     if typing.get_origin(leaf.kind) is tuple:
+        if typing.get_args(leaf.kind)[0] is int:
+            return options | {"nargs": "+", "metavar": "N", "type": _count}
         return options | {"nargs": "+", "metavar": "WORD"}
     metavar = {int: "N", float: "X"}.get(leaf.kind, "TEXT")
     return options | {"type": leaf.kind, "metavar": metavar}
+
+
+def _count(word: str) -> int:
+    """A number; "none" is 0."""
+    return 0 if word == "none" else int(word)
 
 
 def _help(leaf: Leaf) -> str:

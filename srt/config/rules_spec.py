@@ -289,9 +289,10 @@ def _plan_draft(
     own = args.speculative_draft_attention_backend
     if own is not None:
         check_wish(own, "--speculative-draft-attention-backend", place)
+    wishes = (args.prefill_attention_backend, args.decode_attention_backend)
     inherited = [
-        _inherit(backend, half, place)
-        for backend, half in zip(backends, ("prefill", "decode"), strict=True)
+        _inherit(backend, half, place, bool(wish or args.attention_backend))
+        for backend, half, wish in zip(backends, ("prefill", "decode"), wishes, strict=True)
     ]
     prefill, decode = (_choose(own, words["attention_backend"], each) for each in inherited)
     return DraftPlan(
@@ -309,12 +310,14 @@ def _plan_draft(
     )
 
 
-def _inherit(backend: str, half: str, place: Place) -> Reasoned:
-    """The target's backend for this half, or what the draft can have instead."""
+def _inherit(backend: str, half: str, place: Place, is_asked: bool) -> Reasoned:
+    """The target's backend for this half, or what suits the draft better: nobody asked for the target's,
+    or the draft cannot have it."""
     lack = lacks(backend, place)
-    if lack is None:
+    if lack is None and (is_asked or place.gpu is None):
         return backend, "rule", f"what the target has for {half}"
-    return propose(half, place)[0], "rule", lack
+    name, why = propose(half, place)
+    return name, "rule", f"what the target has for {half}" if name == backend else lack or why
 
 
 def _quantization(args: ServerArgs, plan: ModelPlan, words: tuple[str, str]) -> Reasoned:

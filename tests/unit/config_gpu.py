@@ -43,6 +43,7 @@ def gpu_facts(
         "has_cuda": True,
         "torch_cuda": "13.0",
         "versions": versions,
+        "memory_available": 400_000_000_000,
     }
     return Facts(
         machine=dataclasses.replace(facts.machine, **fields | (machine or {})),
