@@ -13,8 +13,10 @@ from kernels.choice import (
     check_dtype,
     check_native_dtype,
     check_shape,
+    check_triton_layout,
     refuse_implementation,
     require_library,
+    require_triton,
 )
 from kernels.paged_attention import composed, native, reference
 
@@ -50,6 +52,11 @@ def select(implementation: str, library: Library | None = None) -> PagedAttentio
             return composed.paged_attention
         case "native":
             return native.bind(require_library(library))
+        case "triton":
+            require_triton()
+            from kernels.paged_attention import triton
+
+            return triton.paged_attention
     refuse_implementation(implementation)
 
 
@@ -116,6 +123,7 @@ def paged_attention(
     if int(lengths.sum()) != q.shape[0]:
         raise ValueError(f"lengths sum to {int(lengths.sum())}, but q has {q.shape[0]} tokens")
     check_native_dtype(implementation, q=q, k_plane=k_plane, v_plane=v_plane)
+    check_triton_layout(implementation, q=q, k_plane=k_plane, v_plane=v_plane)
     return select(implementation, library)(
         q,
         k_plane,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from kernels.paged_attention import PagedAttention
-from srt.errors import ConfigError
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
@@ -23,10 +22,10 @@ class NativeAttention:
         self._batch = batch
 
     def capture(self, batch: AttentionBatch) -> None:
-        raise ConfigError("native attention cannot be recorded in a CUDA graph")
+        self.plan(batch)
 
     def replay(self, batch: AttentionBatch) -> None:
-        """Nothing was recorded."""
+        """The kernel reads the batch's own tensors."""
 
     def forward(
         self,

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from srt.errors import ConfigError
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
@@ -54,10 +53,11 @@ class SdpaAttention:
         ]
 
     def capture(self, batch: AttentionBatch) -> None:
-        raise ConfigError("sdpa attention cannot be recorded in a CUDA graph")
+        """A CUDA graph cannot hold it: its shapes follow the lengths. What is simply run again can."""
+        self.plan(batch)
 
     def replay(self, batch: AttentionBatch) -> None:
-        """Nothing was recorded."""
+        self.plan(batch)
 
     def forward(
         self,

@@ -12,6 +12,8 @@ from srt.attention.sdpa import SdpaAttention
 from srt.errors import ConfigError
 from srt.protocols.attention import AttentionBackend
 
+SHORT_SLICE = 16  # tokens; a verification of guesses, which our kernel for few queries is best at
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendPair:
@@ -39,15 +41,31 @@ def select_backend(wish: str | None, need: Need, field: str, half: Half = "decod
     raise ConfigError(f"{field}={wish or 'auto'} cannot be met. {listing}")
 
 
-def build_backend(pair: BackendPair, paged_attention: PagedAttention) -> AttentionBackend:
+def build_backend(
+    pair: BackendPair, paged_attention: PagedAttention, *, deterministic: bool = False
+) -> AttentionBackend:
     """`paged_attention` is the runner's own kernel; only the native backend calls it."""
 
     def build(name: str) -> AttentionBackend:
-        if name == "native":
-            return NativeAttention(paged_attention)
+        match name:
+            case "native":
+                return NativeAttention(paged_attention)
+            case "triton":
+                from srt.attention.triton import TritonAttention
+
+                return TritonAttention(deterministic=deterministic)
+            case "flashinfer":
+                from srt.attention.flashinfer import FlashInferAttention
+
+                return FlashInferAttention()
         assert name == "sdpa", name
         return SdpaAttention()
 
     if pair.prefill == pair.decode:
         return build(pair.decode)
-    return HybridAttention(prefill=build(pair.prefill), decode=build(pair.decode))
+    return HybridAttention(
+        prefill=build(pair.prefill),
+        decode=build(pair.decode),
+        short=SHORT_SLICE if pair.decode == "triton" else 1,
+        has_tree=next(row.has_tree for row in TABLE if row.name == pair.prefill),
+    )

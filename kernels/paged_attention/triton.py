@@ -1,0 +1,217 @@
+"""Launches the Triton attention: which tile shape for which queries, how many programs share a tile.
+
+`Attention` keeps the workspace and is what a backend holds; `paged_attention` is the op's usual call.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+
+from kernels.launch import launch_options
+from kernels.paged_attention.tiles import cut_tiles
+from kernels.paged_attention.triton_kernel import attend
+
+LOG2_E = math.log2(math.e)
+MAX_SPLITS = 64
+COUNTS = 1 << 16  # tiles * kv heads that may be split at once
+SHORT_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileShape:
+    """`rows` = tokens times query heads of a group, `block` = keys read at once."""
+
+    rows: int
+    block: int
+    warps: int
+    stages: int
+    per_sm: int  # so many programs keep a multiprocessor busy
+    two_loops: bool = False  # the keys that every token sees are walked without masks
+
+    def per_tile(self, group: int) -> int:
+        """Tokens of a tile."""
+        return self.rows // group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A launch's share of the step. `tiles` [N, 8] int32; None: the decode slices of rows, starts [N].
+
+    visible, positions: [T] int64 where a tile has a base."""
+
+    num: int
+    shape: TileShape
+    splits: int
+    page_table: torch.Tensor
+    page_size: int
+    tiles: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+    starts: torch.Tensor | None = None
+    visible: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+
+
+def choose_shape(rows: int, head_dim: int, group: int) -> TileShape:
+    """rows: the most a slice has, its tokens times the heads of a group. Tiles of few rows are bound by
+    memory, others by arithmetic."""
+    padded = max(triton.next_power_of_2(rows), 16)
+    small = head_dim <= 128
+    if padded <= SHORT_ROWS:
+        return TileShape(rows=padded, block=64 if small else 32, warps=4, stages=5, per_sm=4)
+    padded = max(128 if small else 64, triton.next_power_of_2(group))
+    return TileShape(
+        rows=padded, block=64, warps=8 if padded > 64 else 4, stages=5, per_sm=1, two_loops=True
+    )
+
+
+def fixed_shape(head_dim: int, group: int) -> TileShape:
+    """One for all queries, so that no result depends on what it was computed with."""
+    rows = max(64, triton.next_power_of_2(group))
+    block = 64 if head_dim <= 128 else 32
+    return TileShape(rows=rows, block=block, warps=4, stages=5, per_sm=1, two_loops=True)
+
+
+def choose_splits(programs: int, shape: TileShape, device: torch.device) -> int:
+    """So many programs for each tile that the device is full, given how many there are unsplit."""
+    return max(1, min(MAX_SPLITS, shape.per_sm * num_sms(device) // max(programs, 1)))
+
+
+@cache
+def num_sms(device: torch.device) -> int:
+    """Of the CPU, where kernels are interpreted, so many that a few tiles are split."""
+    if device.type != "cuda":
+        return 4
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+class Attention:
+    """Runs `Work`. Launches share a workspace, so they must follow each other on one stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._counts = torch.zeros(COUNTS, dtype=torch.int32, device=device)
+        self._parts = torch.empty(1, dtype=torch.float32, device=device)
+        self._outgrown: list[torch.Tensor] = []  # recorded graphs still write there
+
+    def reserve(self, numbers: int) -> torch.Tensor:
+        """A workspace of at least that many float32."""
+        if self._parts.numel() < numbers:
+            self._outgrown.append(self._parts)
+            self._parts = torch.empty(numbers, dtype=torch.float32, device=self._parts.device)
+        return self._parts
+
+    def run(
+        self,
+        work: Work,
+        q: torch.Tensor,
+        k_plane: torch.Tensor,
+        v_plane: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        cap: float | None = None,
+        v_scale: float = 1.0,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """Writes the work's tokens of `out` [T, heads, d] and `lse` [T, heads] float32 (natural).
+
+        q: like `out`, its tokens any stride apart. `scale` includes that of the stored K.
+        """
+        _, heads, dim = q.shape
+        kv_heads = k_plane.shape[1]
+        group = heads // kv_heads
+        shape = work.shape
+        assert group <= shape.rows and q.stride(2) == 1 and q.stride(1) == dim
+        kept = min(shape.rows, triton.next_power_of_2(group)) if work.tiles is None else shape.rows
+        is_split = work.splits > 1
+        parts = self._parts
+        if is_split:
+            assert work.num * kv_heads <= COUNTS
+            parts = self.reserve(work.num * kv_heads * work.splits * kept * (dim + 2))
+        has_tree = work.visible is not None
+        attend[(kv_heads, work.splits, work.num)](
+            q,
+            k_plane,
+            v_plane,
+            out,
+            out if lse is None else lse,
+            work.page_table,
+            work.rows if work.tiles is None else work.tiles,
+            work.starts if work.tiles is None else work.tiles,
+            work.visible if has_tree else work.page_table,
+            work.positions if has_tree else work.page_table,
+            parts,
+            self._counts,
+            q.stride(0),
+            work.page_table.stride(0),
+            0 if window is None else window,
+            scale * LOG2_E if cap is None else scale * LOG2_E / cap,
+            0.0 if cap is None else cap * LOG2_E,
+            v_scale,
+            kv_heads,
+            group,
+            dim,
+            work.page_size,
+            shape.rows,
+            kept,
+            shape.block,
+            work.tiles is not None,
+            is_split,
+            has_tree,
+            window is not None,
+            cap is not None,
+            lse is not None,
+            shape.two_loops,
+            q.device.type == "cpu",
+            num_warps=shape.warps,
+            num_stages=shape.stages,
+            **launch_options(q.device),
+        )
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_plane: torch.Tensor,
+    v_plane: torch.Tensor,
+    page_table: torch.Tensor,
+    rows: torch.Tensor,
+    starts: torch.Tensor,
+    lengths: torch.Tensor,
+    page_size: int,
+    scale: float,
+    window: int | None,
+    bases: torch.Tensor | None = None,
+    visible: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Reads the geometry back to the host; a backend, which has it there, plans instead."""
+    _, heads, dim = q.shape
+    kv_heads = k_plane.shape[1]
+    group = heads // kv_heads
+    counts = lengths.tolist()
+    shape = choose_shape(max(counts) * group, dim, group)
+    tiles = cut_tiles(
+        rows.tolist(),
+        starts.tolist(),
+        counts,
+        [] if bases is None else bases.tolist(),
+        per_tile=shape.per_tile(group),
+    )
+    work = Work(
+        num=len(tiles),
+        shape=shape,
+        splits=choose_splits(len(tiles) * kv_heads, shape, q.device),
+        page_table=page_table,
+        page_size=page_size,
+        tiles=torch.from_numpy(tiles).to(q.device),
+        visible=visible,
+        positions=visible if positions is None else positions,
+    )
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    Attention(q.device).run(work, q, k_plane, v_plane, out, scale=scale, window=window)
+    return out

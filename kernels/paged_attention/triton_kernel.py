@@ -1,0 +1,301 @@
+"""The attention kernel on the GPU: some queries of one slice against (a part of) what they see.
+
+A program holds a tile: up to ROWS // GROUP tokens of one slice, times the GROUP query heads that share a
+KV head. It walks the slice's keys in blocks of BLOCK, through the page table, with a running softmax in
+base 2.
+
+With SPLIT several programs share a tile's keys. Each leaves its part in the workspace, and the one that
+finishes last folds the parts, so there is no second launch. What a row of a tile gives depends on that
+row alone, not on its place or neighbours: a block of which a row sees nothing leaves the row as it was.
+
+Letters: R rows of a tile, N keys of a block, D the head's size, padded to a power of two.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
+TILE_FIELDS: tl.constexpr = tl.constexpr(8)  # row, token, position, count, base, end, two unused
+
+
+@triton.jit
+def attend(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    table_ptr,
+    rows_ptr,
+    starts_ptr,
+    visible_ptr,
+    positions_ptr,
+    parts_ptr,
+    counts_ptr,
+    q_stride,
+    table_stride,
+    window,
+    scale,
+    cap,
+    v_scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEPT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LISTED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TREE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    LSE: tl.constexpr,
+    TWO_LOOPS: tl.constexpr,
+    WIDE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid [KV_HEADS, splits, tiles]. q: [T, heads, DIM], tokens q_stride apart; out like it, dense.
+
+    LISTED: rows_ptr is [tiles, 8] int32, see `tiles.py`; else tile i is the one token of row rows[i] at
+    position starts[i]. scale: of the scores, times log2(e); with CAP: scale / cap, and cap * log2(e).
+    KEPT: rows that can hold a token, a power of two. parts: [programs, KEPT, DIM + 2] float32 if SPLIT,
+    counts: [tiles, KV_HEADS] int32, zero before and after. lse: [T, heads] float32 if LSE.
+    WIDE: products in float32, for the interpreter, which cannot multiply bfloat16.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    head = tl.program_id(0)
+    split = tl.program_id(1)
+    tile = tl.program_id(2)
+    splits = tl.num_programs(1)
+    if LISTED:
+        record = rows_ptr + tile * TILE_FIELDS
+        row = tl.load(record)
+        token = tl.load(record + 1)
+        position = tl.load(record + 2)
+        count = tl.load(record + 3)
+        base = tl.load(record + 4)
+        end = tl.load(record + 5)
+    else:
+        row = tl.load(rows_ptr + tile)
+        position = tl.load(starts_ptr + tile)
+        token = tile
+        count = 1
+        base = -1
+        end = position + 1
+
+    r = tl.arange(0, ROWS)
+    d = tl.arange(0, triton.next_power_of_2(DIM))
+    held = r < count * GROUP
+    tokens = token + r // GROUP
+    own = position + r // GROUP  # the last key a token of a chain sees
+    visible = own.to(tl.int64)
+    if TREE:
+        if base >= 0:
+            visible = tl.load(visible_ptr + tokens, mask=held, other=0)
+            if WINDOW:
+                own = tl.load(positions_ptr + tokens, mask=held, other=1 << 30).to(tl.int32)
+
+    begin = 0
+    if WINDOW:
+        oldest = tl.min(tl.where(held, own, 1 << 30), 0) - window + 1
+        if TREE:
+            oldest = tl.where(base >= 0, tl.minimum(oldest, base), oldest)
+        begin = tl.maximum(oldest, 0) // BLOCK * BLOCK
+    per_split = tl.cdiv(tl.cdiv(end - begin, BLOCK), splits) * BLOCK
+    first = begin + split * per_split
+    if first >= end:
+        return
+    last = tl.minimum(end, first + per_split)
+    clear = first  # up to here every token sees everything
+    if TWO_LOOPS and not WINDOW:
+        clear = tl.minimum(position + 1, last)
+        if TREE:
+            clear = tl.where(base >= 0, tl.minimum(base, last), clear)
+        clear = tl.maximum(clear // BLOCK * BLOCK, first)
+
+    heads = head * GROUP + r % GROUP
+    q = tl.load(
+        q_ptr + tokens.to(tl.int64)[:, None] * q_stride + heads[:, None] * DIM + d[None, :],
+        mask=held[:, None] & (d < DIM)[None, :],
+        other=0.0,
+    )
+    table_row = table_ptr + row.to(tl.int64) * table_stride
+    k_head = k_ptr + head * DIM
+    v_head = v_ptr + head * DIM
+    m = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, triton.next_power_of_2(DIM)], tl.float32)
+    if TWO_LOOPS:
+        for block in tl.range(first, clear, BLOCK):
+            acc, m, total = see_block(
+                acc, m, total, q, block, last, base, own, visible, window, scale, cap,
+                k_head, v_head, table_row, KV_HEADS, DIM, PAGE, BLOCK, TREE, WINDOW, CAP, WIDE, False,
+            )  # fmt: skip
+    for block in tl.range(clear, last, BLOCK):
+        acc, m, total = see_block(
+            acc, m, total, q, block, last, base, own, visible, window, scale, cap,
+            k_head, v_head, table_row, KV_HEADS, DIM, PAGE, BLOCK, TREE, WINDOW, CAP, WIDE, True,
+        )  # fmt: skip
+
+    active = tl.cdiv(end - begin, per_split)
+    if SPLIT and active > 1:
+        place = tile * KV_HEADS + head
+        parts = parts_ptr + place.to(tl.int64) * splits * (KEPT * (DIM + 2))
+        part = parts + split * (KEPT * (DIM + 2))
+        tl.store(part + r[:, None] * DIM + d[None, :], acc, mask=held[:, None] & (d < DIM)[None, :])
+        tl.store(part + KEPT * DIM + r, m, mask=held)
+        tl.store(part + KEPT * DIM + KEPT + r, total, mask=held)
+        tl.debug_barrier()
+        done = tl.atomic_add(counts_ptr + place, 1, sem="acq_rel")
+        if done == active - 1:
+            tl.store(counts_ptr + place, 0)
+            fold_parts(
+                parts, active, token, count, head, out_ptr, lse_ptr, v_scale,
+                KV_HEADS, GROUP, DIM, KEPT, LSE,
+            )  # fmt: skip
+    else:
+        write(
+            acc, m, total, r, tokens, heads, held, out_ptr, lse_ptr, v_scale,
+            KV_HEADS * GROUP, DIM, LSE,
+        )  # fmt: skip
+
+
+@triton.jit
+def see_block(
+    acc, m, total, q, block, last, base, own, visible, window, scale, cap,
+    k_head, v_head, table_row,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    TREE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, WIDE: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """The running softmax after the keys at block .. block + BLOCK - 1. m: the largest score so far."""
+    n = block + tl.arange(0, BLOCK)
+    d = tl.arange(0, triton.next_power_of_2(DIM))
+    there = n < last
+    if PAGE % BLOCK == 0:  # a block lies in one page
+        slots = tl.load(table_row + block // PAGE).to(tl.int64) * PAGE + n % PAGE
+    else:
+        pages = tl.load(table_row + n // PAGE, mask=there, other=0)
+        slots = pages.to(tl.int64) * PAGE + n % PAGE
+    places = slots[:, None] * (KV_HEADS * DIM) + d[None, :]
+    if MASKED:
+        read = there[:, None] & (d < DIM)[None, :]
+        k = tl.load(k_head + places, mask=read, other=0.0)
+        v = tl.load(v_head + places, mask=read, other=0.0)
+    elif DIM == triton.next_power_of_2(DIM):
+        k = tl.load(k_head + places)
+        v = tl.load(v_head + places)
+    else:
+        k = tl.load(k_head + places, mask=(d < DIM)[None, :], other=0.0)
+        v = tl.load(v_head + places, mask=(d < DIM)[None, :], other=0.0)
+    k = k.to(q.dtype)
+    if WIDE:
+        scores = tl.dot(q.to(tl.float32), tl.trans(k.to(tl.float32)))
+    else:
+        scores = tl.dot(q, tl.trans(k))
+    if CAP:
+        scores = 1 - 2 / (tl.exp2(scores * (2 * scale)) + 1)  # tanh; scale brings it to base 2
+        factor = cap
+    else:
+        factor = scale
+    if MASKED:
+        seen = n[None, :] <= own[:, None]
+        if WINDOW:
+            near = n[None, :] > own[:, None] - window
+            seen = seen & near
+        if TREE:
+            offset = tl.minimum(tl.maximum(n - base, 0), 63).to(tl.int64)
+            named = ((visible[:, None] >> offset[None, :]) & 1) != 0
+            named = named & ((n >= base) & (n < base + 64))[None, :]
+            before = (n < base)[None, :]
+            if WINDOW:
+                before = before & seen
+            seen = (base >= 0) & (named | before) | (base < 0) & seen
+        scores = tl.where(seen & there[None, :], scores, float("-inf"))
+    larger = tl.maximum(m, tl.max(scores, 1) * factor)
+    if MASKED:
+        above = tl.where(larger == float("-inf"), 0.0, larger)
+    else:
+        above = larger
+    p = tl.exp2(scores * factor - above[:, None])
+    shrink = tl.exp2(m - above)
+    total = total * shrink + tl.sum(p, 1)
+    p = p.to(q.dtype)
+    v = v.to(q.dtype)
+    acc = acc * shrink[:, None]
+    if WIDE:
+        acc = tl.dot(p.to(tl.float32), v.to(tl.float32), acc)
+    else:
+        acc = tl.dot(p, v, acc)
+    return acc, larger, total
+
+
+@triton.jit
+def write(
+    acc, m, total, r, tokens, heads, held, out_ptr, lse_ptr, v_scale,
+    HEADS: tl.constexpr, DIM: tl.constexpr, LSE: tl.constexpr,
+):  # fmt: skip
+    d = tl.arange(0, triton.next_power_of_2(DIM))
+    total = tl.where(held, total, 1.0)
+    out = acc * (v_scale / total)[:, None]
+    places = tokens.to(tl.int64) * HEADS + heads
+    tl.store(
+        out_ptr + places[:, None] * DIM + d[None, :],
+        out.to(out_ptr.dtype.element_ty),
+        mask=held[:, None] & (d < DIM)[None, :],
+    )
+    if LSE:
+        tl.store(lse_ptr + places, (m + tl.log2(total)) * LN_2, mask=held)
+
+
+@triton.jit
+def fold_parts(
+    parts, active, token, count, head, out_ptr, lse_ptr, v_scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, KEPT: tl.constexpr,
+    LSE: tl.constexpr,
+):  # fmt: skip
+    """Reads past the first-level cache: other programs wrote the parts while this one ran."""
+    D: tl.constexpr = triton.next_power_of_2(DIM)
+    AT_ONCE: tl.constexpr = max(8192 // (KEPT * D), 1)
+    SIZE: tl.constexpr = KEPT * (DIM + 2)
+    r = tl.arange(0, KEPT)
+    d = tl.arange(0, D)
+    s = tl.arange(0, AT_ONCE)
+    held = r < count * GROUP
+    m = tl.full([KEPT], float("-inf"), tl.float32)
+    total = tl.zeros([KEPT], tl.float32)
+    acc = tl.zeros([KEPT, D], tl.float32)
+    for begin in tl.range(0, active, AT_ONCE):
+        there = (begin + s < active)[:, None] & held[None, :]
+        part = parts + (begin + s)[:, None] * SIZE
+        part_m = tl.load(
+            part + KEPT * DIM + r[None, :], mask=there, other=float("-inf"), cache_modifier=".cg"
+        )
+        part_total = tl.load(
+            part + KEPT * DIM + KEPT + r[None, :], mask=there, other=0.0, cache_modifier=".cg"
+        )
+        part_acc = tl.load(
+            part[:, :, None] + r[None, :, None] * DIM + d[None, None, :],
+            mask=there[:, :, None] & (d < DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        larger = tl.maximum(m, tl.max(part_m, 0))
+        above = tl.where(larger == float("-inf"), 0.0, larger)
+        weight = tl.exp2(part_m - above[None, :])
+        shrink = tl.exp2(m - above)
+        total = total * shrink + tl.sum(part_total * weight, 0)
+        acc = acc * shrink[:, None] + tl.sum(part_acc * weight[:, :, None], 0)
+        m = larger
+    tokens = token + r // GROUP
+    heads = head * GROUP + r % GROUP
+    write(
+        acc, m, total, r, tokens, heads, held, out_ptr, lse_ptr, v_scale,
+        KV_HEADS * GROUP, DIM, LSE,
+    )  # fmt: skip

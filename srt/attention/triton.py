@@ -1,0 +1,142 @@
+"""Attention by our Triton kernel, for slices of every kind: decodes in one launch, others in a second.
+
+Nothing of a decode step is planned on the host, so a recorded step needs no preparation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.paged_attention.tiles import cut_tiles
+from kernels.paged_attention.triton import (
+    Attention,
+    TileShape,
+    Work,
+    choose_shape,
+    choose_splits,
+    fixed_shape,
+)
+from srt.protocols.attention import AttentionBatch
+from srt.protocols.kv_pool import KVPool
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What the tiles depend on beside the batch; alike in all layers of most models."""
+
+    group: int  # query heads of a KV head
+    num_kv: int
+    dim: int
+
+
+class TritonAttention:
+    """`deterministic`: one tile shape for everything and no tile's keys split, so that a token's bits
+    depend on its own row only."""
+
+    name = "triton"
+
+    def __init__(self, *, deterministic: bool = False) -> None:
+        self._deterministic = deterministic
+        self._attention: Attention | None = None
+        self._batch: AttentionBatch | None = None
+        self._works: dict[Heads, list[Work]] = {}
+
+    def plan(self, batch: AttentionBatch) -> None:
+        if self._attention is None:
+            self._attention = Attention(batch.page_table.device)
+        self._batch = batch
+        self._works = {}
+
+    def capture(self, batch: AttentionBatch) -> None:
+        self.plan(batch)
+
+    def replay(self, batch: AttentionBatch) -> None:
+        """The kernel reads all it needs from the static tensors."""
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        layer: int,
+        pool: KVPool,
+        *,
+        scale: float,
+        window: int | None,
+        cap: float | None = None,
+    ) -> torch.Tensor:
+        attention, batch = self._attention, self._batch
+        assert attention is not None and batch is not None, "forward before plan"
+        k_plane = pool.keys(layer)
+        num_kv, dim = k_plane.shape[1:]
+        heads = Heads(q.shape[1] // num_kv, num_kv, dim)
+        works = self._works.get(heads)
+        if works is None:
+            works = self._works[heads] = self._cut(batch, heads)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for work in works:
+            attention.run(
+                work,
+                q,
+                k_plane,
+                pool.values(layer),
+                out,
+                scale=scale * pool.k_scale(layer),
+                window=window,
+                cap=cap,
+                v_scale=pool.v_scale(layer),
+            )
+        return out
+
+    def _cut(self, batch: AttentionBatch, heads: Heads) -> list[Work]:
+        count = batch.num_decode
+        if any(base >= 0 for base in batch.bases_host[:count]):
+            count = 0  # a decode slice that is no chain is cut like the others
+        works = []
+        if count:
+            shape = self._shape(1, heads)
+            works.append(
+                Work(
+                    num=count,
+                    shape=shape,
+                    splits=self._splits(count, shape, heads, batch),
+                    page_table=batch.page_table,
+                    page_size=batch.page_size,
+                    rows=batch.rows,
+                    starts=batch.starts,
+                )
+            )
+        lengths = batch.lengths_host[count:]
+        if lengths:
+            shape = self._shape(max(lengths), heads)
+            tiles = cut_tiles(
+                batch.rows_host[count:],
+                batch.starts_host[count:],
+                lengths,
+                batch.bases_host[count:],
+                per_tile=shape.per_tile(heads.group),
+                first_token=count,
+            )
+            works.append(
+                Work(
+                    num=len(tiles),
+                    shape=shape,
+                    splits=self._splits(len(tiles), shape, heads, batch),
+                    page_table=batch.page_table,
+                    page_size=batch.page_size,
+                    tiles=torch.from_numpy(tiles).to(batch.page_table.device, non_blocking=True),
+                    visible=batch.visible,
+                    positions=batch.positions,
+                )
+            )
+        return works
+
+    def _shape(self, longest: int, heads: Heads) -> TileShape:
+        if self._deterministic:
+            return fixed_shape(heads.dim, heads.group)
+        return choose_shape(longest * heads.group, heads.dim, heads.group)
+
+    def _splits(self, tiles: int, shape: TileShape, heads: Heads, batch: AttentionBatch) -> int:
+        if self._deterministic:
+            return 1
+        return choose_splits(tiles * heads.num_kv, shape, batch.page_table.device)
