@@ -47,15 +47,19 @@ class Server:
             raise SystemExit("the engine did not start:\n" + "".join(lines))
         self.ready_seconds = time.perf_counter() - begin
 
-    def peak_memory(self) -> dict[str, int]:
-        """Bytes by process; the supervisor is "serve"."""
+    def processes(self) -> dict[str, int]:
+        """Process ids by name; the supervisor is "serve"."""
         pid = self._process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        found = {"serve": _peak(pid)}
+        found = {"serve": pid}
         for child in children:
             words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-            found[words[-2].decode()] = _peak(int(child))
+            found[words[-2].decode()] = int(child)
         return found
+
+    def peak_memory(self) -> dict[str, int]:
+        """Bytes by process."""
+        return {name: _peak(pid) for name, pid in self.processes().items()}
 
     def stop(self) -> None:
         self._process.terminate()
