@@ -25,7 +25,8 @@ class NativeAttention:
         self.plan(batch)
 
     def replay(self, batch: AttentionBatch) -> None:
-        """The kernel reads the batch's own tensors."""
+        """A step that is played on a CPU is computed again."""
+        self._batch = batch
 
     def forward(
         self,

@@ -25,7 +25,7 @@ from srt.errors import ConfigError
 from srt.protocols.worker import Worker, WorkerFacts
 from srt.runner.choose_ops import draft_ops, select_ops
 from srt.runner.draft import build_draft_tp_worker
-from srt.runner.memory import PoolNeed, PoolSizes, size_pools
+from srt.runner.memory import PoolNeed, PoolSizes, settle_kv_budget, size_pools
 from srt.runner.model_runner import ModelRunner
 from srt.runner.timeline import open_timeline
 from srt.runner.tp_worker import TpModelWorker
@@ -148,13 +148,17 @@ def _load_target(
 def _allocate(context: RuntimeContext, runners: list[ModelRunner]) -> tuple[WorkerFacts, PoolSizes]:
     """Pools of the one budget for all runners, target first, then their backends."""
     target = runners[0]
+    needs = [
+        PoolNeed(owner=f"{r.spec.label} kv", bytes_per_token=r.kv_bytes_per_token) for r in runners
+    ]
+    if target.device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading left over counts as free
+        free, total = torch.cuda.mem_get_info(target.device)
+        settle_kv_budget(context, needs, total=total, free=free)
     schedule = get_schedule()
     max_rows, page_size = schedule.max_running, schedule.page_size
     sizes = size_pools(
-        [
-            PoolNeed(owner=f"{r.spec.label} kv", bytes_per_token=r.kv_bytes_per_token)
-            for r in runners
-        ],
+        needs,
         budget_bytes=round(get_memory().kv_memory_gb * 1e9),
         max_total_tokens=schedule.max_total_tokens,
         page_size=page_size,

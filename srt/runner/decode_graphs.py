@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Recorded:
-    """One batch size. `logits` [size, V] float32 are those of the last time it was played."""
+    """One batch size. `made`: the logits [size, V] float32 of the last time it was played."""
 
     batch: AttentionBatch
     play: Callable[[], None]
-    logits: torch.Tensor
+    made: list[torch.Tensor]
 
 
 class DecodeGraphs:
@@ -93,7 +93,7 @@ class DecodeGraphs:
         recorded.batch.starts_host = starts[:size].tolist()
         self._runner.backend.replay(recorded.batch)
         recorded.play()
-        return recorded.logits, recorded.batch.rows
+        return recorded.made[0], recorded.batch.rows
 
     def record(self, size: int) -> Recorded:
         found = self._recorded.get(size)
@@ -143,4 +143,4 @@ class DecodeGraphs:
             made[:] = [runner.logits(runner.model_forward(token_ids, batch))]
 
         play = self._timeline.capture(work)
-        return Recorded(batch=batch, play=play, logits=made[0])
+        return Recorded(batch=batch, play=play, made=made)
