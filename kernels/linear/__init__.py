@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 from kernels.choice import (
     check_native_dtype,
     check_shape,
+    check_triton_layout,
     refuse_implementation,
     require_library,
+    require_triton,
 )
 from kernels.linear import composed, native
 from kernels.linear.reference import ReferenceLinear
@@ -39,21 +41,42 @@ class Linear(Protocol):
         ...
 
 
+class FusedLinear(Linear, Protocol):
+    """What the linears of implementation "triton" also do, in the same launch while tokens are few. The
+    results are those of the ops one after the other, up to the rounding of what no longer is stored."""
+
+    def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float, /) -> torch.Tensor:
+        """self(rms_norm(x, weight, eps)). x: [T, K]; weight: [K]."""
+        ...
+
+    def added(self, x: torch.Tensor, residual: torch.Tensor, /) -> torch.Tensor:
+        """residual + self(x). residual: [T, N], contiguous; the sum is written into it and returned. Not
+        for a gated linear, nor for one with an `out_dtype`."""
+        ...
+
+
 def pack_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
     quantization: str | None = None,
     out_dtype: torch.dtype | None = None,
+    gated: bool = False,
     implementation: str = "torch",
     library: Library | None = None,
 ) -> Linear:
-    """weight: [N, K]; bias: [N]. `out_dtype`: float32 for logits, say; default: x's dtype."""
+    """weight: [N, K]; bias: [N]. `out_dtype`: float32 for logits, say; default: x's dtype.
+
+    `gated`, for "triton" only: the rows are N / 2 gates and then as many ups, and the linear returns
+    silu(gate) * up, [T, N / 2]; "triton" gives a `FusedLinear`.
+    """
     check_shape("weight", weight, (None, None))
     if bias is not None:
         check_shape("bias", bias, (weight.shape[0],))
     if quantization not in QUANTIZATIONS:
         raise ValueError(f"quantization must be None or 'int8', not {quantization!r}")
+    if gated and implementation != "triton":
+        raise ValueError(f"gated is for implementation 'triton', not {implementation!r}")
     match implementation:
         case "reference":
             return ReferenceLinear(weight, bias, quantization, out_dtype)
@@ -62,4 +85,10 @@ def pack_linear(
         case "native":
             check_native_dtype(implementation, weight=weight)
             return native.pack(weight, bias, quantization, out_dtype, require_library(library))
+        case "triton":
+            require_triton()
+            from kernels.linear import triton
+
+            check_triton_layout(implementation, weight=weight)
+            return triton.pack(weight, bias, quantization, out_dtype, gated=gated)
     refuse_implementation(implementation)

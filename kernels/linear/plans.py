@@ -1,0 +1,74 @@
+"""Which kernel, and in what shape, for a weight [N, K] and a number of tokens.
+
+Measured, not searched for at run time: the tables come from `python -m bench.kernels.linear_gpu` on an
+H200; shapes that are not in them take the rules below. A plan changes speed and the order of float32
+sums, nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TOKEN_TILES = (16, 32, 64)  # how many tokens a program of `tiles` takes at once
+LARGEST_TILE = TOKEN_TILES[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """For `stream.stream_rows`. `stages` 1: loads into registers, else through shared memory."""
+
+    rows: int
+    block: int
+    stages: int
+    warps: int
+    prefetch: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TilePlan:
+    """For `tiles.tile_rows`."""
+
+    rows: int
+    block: int
+    stages: int
+    warps: int
+    splits: int = 1
+    prefetch: bool = True
+
+
+STREAM: dict[tuple[int, int], StreamPlan] = {}
+TILES: dict[tuple[int, int, int], TilePlan | None] = {}
+
+MULTIPROCESSORS = 132
+
+
+def stream_plan(num_rows: int, size: int) -> StreamPlan:
+    """One token."""
+    found = STREAM.get((num_rows, size))
+    if found is not None:
+        return found
+    return StreamPlan(rows=8, block=512, stages=4, warps=4)
+
+
+def token_tile(num_tokens: int) -> int:
+    return next((tile for tile in TOKEN_TILES if num_tokens <= tile), LARGEST_TILE)
+
+
+def tile_plan(num_rows: int, size: int, num_tokens: int) -> TilePlan | None:
+    """2 to LARGEST_TILE tokens. None: the vendor's library is as fast."""
+    if num_tokens > LARGEST_TILE:
+        return None
+    tile = token_tile(num_tokens)
+    if (num_rows, size, tile) in TILES:
+        return TILES[num_rows, size, tile]
+    return fill_device(num_rows, size, rows=64, block=128, stages=4)
+
+
+def fill_device(num_rows: int, size: int, *, rows: int, block: int, stages: int) -> TilePlan:
+    """K is cut until every multiprocessor has about two programs, or too little is left of it."""
+    tiles, splits = -(-num_rows // rows), 1
+    while tiles * splits < 2 * MULTIPROCESSORS and size % (2 * splits * block) == 0:
+        splits *= 2
+        if size // splits < 4 * block:
+            break
+    return TilePlan(rows=rows, block=block, stages=stages, warps=4, splits=splits)

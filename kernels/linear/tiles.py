@@ -1,0 +1,105 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+"""A few tokens: the weight is the tensor cores' large side, the tokens their small one (16 and more).
+
+A program makes ROWS channels of TOKENS tokens. Where there are too few such tiles for the device, K is
+cut into SPLITS pieces: whoever finishes a tile's last piece adds all of them in their order, so the sum
+does not depend on who that was.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.linear.prefetch import prefetch_rows
+
+
+@triton.jit(do_not_specialize=["M"])
+def tile_rows(
+    x_ptr,
+    weight_ptr,
+    scale_ptr,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    parts_ptr,
+    done_ptr,
+    M,
+    N,
+    K: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EVEN: tl.constexpr,  # ROWS divides N, and SPLITS * BLOCK divides K
+    WIDE: tl.constexpr,  # products in float32, for the interpreter, which cannot multiply bfloat16
+    PREFETCH: tl.constexpr,
+    GATED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """x: [M, K]; weight: [N, K]; scale, bias: [N]; residual, out: [M, N], or out [M, N / 2] if GATED:
+    channels 2i and 2i + 1 are then gate and up of channel i. parts: float32 [tiles, SPLITS, ROWS,
+    TOKENS]; done: int32 [tiles], zero before and after. None: not wanted. grid: [M / TOKENS, N / ROWS,
+    SPLITS]."""
+    steps: tl.constexpr = (K + SPLITS * BLOCK - 1) // (SPLITS * BLOCK)  # in each piece of K
+    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    split = tl.program_id(2)
+    first = tl.program_id(1) * ROWS
+    rows = first + tl.arange(0, ROWS)
+    tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    columns = split * steps * BLOCK + tl.arange(0, BLOCK)
+    if PDL:
+        gdc_launch_dependents()
+        if PREFETCH:
+            prefetch_rows(weight_ptr, first, N, K, split * steps * BLOCK, steps * BLOCK, ROWS)
+        gdc_wait()
+    weight_at = weight_ptr + rows.to(tl.int64)[:, None] * K + columns[None, :]
+    x_at = x_ptr + tokens.to(tl.int64)[None, :] * K + columns[:, None]
+    is_token = tokens < M
+    total = tl.zeros([ROWS, TOKENS], tl.float32)
+    for _ in tl.range(0, steps, num_stages=STAGES):
+        if EVEN:
+            weight = tl.load(weight_at, eviction_policy="evict_first")
+            x = tl.load(x_at, mask=is_token[None, :], other=0.0)
+        else:
+            inside = columns < K
+            weight = tl.load(weight_at, mask=(rows < N)[:, None] & inside[None, :], other=0.0)
+            x = tl.load(x_at, mask=is_token[None, :] & inside[:, None], other=0.0)
+        if WIDE:
+            total += tl.dot(weight.to(tl.float32), x.to(tl.float32))
+        else:
+            total = tl.dot(weight.to(x.dtype), x, total)
+        weight_at += BLOCK
+        x_at += BLOCK
+        columns += BLOCK
+    if SPLITS > 1:
+        size: tl.constexpr = ROWS * TOKENS
+        within = tl.arange(0, ROWS)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
+        parts = parts_ptr + tile.to(tl.int64) * (SPLITS * size) + within
+        tl.store(parts + split * size, total)
+        tl.debug_barrier()  # every thread's part is out before one of them counts it
+        if tl.atomic_add(done_ptr + tile, 1, sem="acq_rel") < SPLITS - 1:
+            return
+        tl.store(done_ptr + tile, 0)
+        total = tl.zeros([ROWS, TOKENS], tl.float32)
+        for piece in tl.static_range(SPLITS):
+            total += tl.load(parts + piece * size, cache_modifier=".cg")
+    held = rows < N
+    if scale_ptr is not None:
+        total *= tl.load(scale_ptr + rows, mask=held, other=0.0)[:, None]
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + rows, mask=held, other=0.0).to(tl.float32)[:, None]
+    width = N
+    if GATED:
+        pairs = tl.permute(tl.reshape(total, [ROWS // 2, 2, TOKENS]), [0, 2, 1])
+        gate, up = tl.split(pairs)
+        total = gate / (1.0 + tl.exp(-gate)) * up
+        rows = first // 2 + tl.arange(0, ROWS // 2)
+        width = N // 2
+    places = tokens.to(tl.int64)[None, :] * width + rows[:, None]
+    kept = is_token[None, :] & (rows < width)[:, None]
+    if residual_ptr is not None:
+        total += tl.load(residual_ptr + places, mask=kept, other=0.0).to(tl.float32)
+    tl.store(out_ptr + places, total.to(out_ptr.dtype.element_ty), mask=kept)

@@ -1,0 +1,90 @@
+"""The GPU's linears against the reference: here interpreted, on a GPU for real."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.linear import pack_linear
+from kernels.rms_norm import rms_norm
+from kernels.silu_mul import silu_mul
+
+BF16 = torch.bfloat16
+SHAPES = [(64, 128), (100, 200), (80, 1040)]
+TOKENS = [0, 1, 2, 19, 40, 65]
+
+
+@pytest.fixture
+def device(device_for) -> str:
+    return device_for("triton")
+
+
+def inputs(tokens, channels, size, device, dtype=BF16):
+    torch.manual_seed(tokens + channels + size)
+    x = torch.randn(tokens, size, device=device).to(dtype)
+    weight = torch.randn(channels, size, device=device).mul_(size**-0.5).to(dtype)
+    return x, weight, torch.randn(channels, device=device).to(dtype)
+
+
+def exactly(x, weight, bias=None):
+    bias = None if bias is None else bias.float()
+    return pack_linear(weight.float(), bias, implementation="reference")(x.float())
+
+
+def close(found, exact):
+    """Within what rounding to bfloat16 costs; the interpreter cuts off instead."""
+    assert found.shape == exact.shape
+    assert (found.float() - exact).norm() <= 1.5e-2 * exact.norm()
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("channels", "size"), SHAPES)
+@pytest.mark.parametrize("out_dtype", [None, torch.float32])
+def test_is_the_reference(tokens, channels, size, out_dtype, device):
+    x, weight, bias = inputs(tokens, channels, size, device)
+    packed = pack_linear(weight, bias, out_dtype=out_dtype, implementation="triton")
+    found = packed(x)
+    assert found.dtype == (out_dtype or BF16) and found.shape == (tokens, channels)
+    close(found, exactly(x, weight, bias))
+    assert packed.bytes == weight.nbytes + bias.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_other_dtypes(dtype, tokens, device):
+    x, weight, _ = inputs(tokens, 64, 256, device, dtype)
+    found = pack_linear(weight, implementation="triton")(x)
+    torch.testing.assert_close(found.float(), exactly(x, weight), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 33, 70])
+@pytest.mark.parametrize(("channels", "size"), SHAPES)
+def test_a_norm_before_and_a_residual_behind(tokens, channels, size, device):
+    x, weight, _ = inputs(tokens, channels, size, device)
+    norm = torch.rand(size, device=device).add_(0.5).to(BF16)
+    residual = torch.randn(tokens, channels, device=device).to(BF16)
+    packed = pack_linear(weight, implementation="triton")
+    close(packed.normed(x, norm, 1e-5), exactly(rms_norm(x, norm, 1e-5), weight))
+    summed = exactly(x, weight) + residual.float()
+    found = packed.added(x, residual)
+    close(found, summed)
+    assert found.data_ptr() == residual.data_ptr()
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 33, 70])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("channels", "size"), SHAPES)
+def test_gate_and_up_in_one(tokens, channels, size, with_bias, device):
+    x, weight, bias = inputs(tokens, channels, size, device)
+    bias = bias if with_bias else None
+    packed = pack_linear(weight, bias, gated=True, implementation="triton")
+    norm = torch.rand(size, device=device).add_(0.5).to(BF16)
+    close(packed(x), silu_mul(exactly(x, weight, bias)))
+    normed = rms_norm(x, norm, 1e-5)
+    close(packed.normed(x, norm, 1e-5), silu_mul(exactly(normed, weight, bias)))
+
+
+def test_gated_is_refused_elsewhere(device):
+    weight = torch.zeros(4, 8, device=device)
+    with pytest.raises(ValueError, match="gated is for implementation 'triton'"):
+        pack_linear(weight, gated=True)
