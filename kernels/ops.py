@@ -23,6 +23,7 @@ class PackLinear(Protocol):
         *,
         quantization: str | None = None,
         out_dtype: torch.dtype | None = None,
+        gated: bool = False,
     ) -> linear.Linear: ...
 
 
@@ -45,7 +46,7 @@ def select(implementation: str, library: Library | None = None) -> Ops:
 
     A CUDA runner takes "triton"; its attention is its backends', so `paged_attention` stays torch's.
     """
-    composed = "torch" if implementation == "triton" else implementation
+    attention = "torch" if implementation == "triton" else implementation
     norms = rms_norm.select(implementation, library)
     return Ops(
         implementation=implementation,
@@ -53,7 +54,7 @@ def select(implementation: str, library: Library | None = None) -> Ops:
         add_rms_norm=norms.add_rms_norm,
         rope_write_kv=rope.select(implementation, library),
         silu_mul=silu_mul.select(implementation, library),
-        paged_attention=paged_attention.select(composed, library),
-        pack_linear=partial(linear.pack_linear, implementation=composed, library=library),
+        paged_attention=paged_attention.select(attention, library),
+        pack_linear=partial(linear.pack_linear, implementation=implementation, library=library),
         best_token=best_token.select(implementation, library),
     )

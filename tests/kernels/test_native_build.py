@@ -95,11 +95,12 @@ def test_arena_pieces_are_apart_aligned_and_zero():
     assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
 
 
-@pytest.mark.parametrize("implementation", ["reference", "torch", "native"])
-def test_ops_are_chosen_together(implementation, library_for):
+@pytest.mark.parametrize("implementation", ["reference", "torch", "native", "triton"])
+def test_ops_are_chosen_together(implementation, library_for, device_for):
     chosen = ops.select(implementation, library_for(implementation))
-    x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
-    packed = chosen.pack_linear(torch.eye(64, dtype=torch.bfloat16))
+    device = device_for(implementation)
+    x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0)).bfloat16().to(device)
+    packed = chosen.pack_linear(torch.eye(64, dtype=torch.bfloat16, device=device))
     assert chosen.implementation == implementation
     assert torch.equal(packed(x), x)
 
