@@ -14,6 +14,7 @@ COMMANDS = {  # word: (module, one line of help). A module has add_arguments(par
     "generate": ("srt.cli.generate", "continue one prompt, or one per line of a file"),
     "explain": ("srt.cli.explain", "show every setting with its value, source and reason"),
     "verify": ("srt.cli.verify", "prove on this machine that speed changes no answer"),
+    "warm": ("srt.cli.warm", "compile now what a start would have to, and ship it"),
     "doctor": ("srt.cli.doctor", "check this machine and installation"),
     "bench": ("bench.command", "measure a server, compare results"),
     "model": ("srt.cli.model", "fetch, list and inspect models"),

@@ -26,7 +26,7 @@ from srt.config.facts import ModelFacts
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {"bfloat16": 2, "float16": 2, "float32": 4, "fp8_e4m3": 1}
 )
-WORKSPACE_BYTES = 256_000_000  # of cuBLAS and of the attention's split sums
+WORKSPACE_BYTES = 400_000_000  # of cuBLAS and of the attention's plans and split sums
 GRAPH_BYTES = 4_000_000  # kept by the driver for one captured decode step
 CONTEXT_BYTES = 700_000_000  # CUDA's own context with its modules, before it can be measured
 FLOAT = 4

@@ -20,6 +20,7 @@ from srt.config.context import (
     get_spec,
 )
 from srt.launch.boot import Boot
+from srt.launch.kernel_caches import announce_compiles, use_kernel_caches
 from srt.launch.supervisor import LAST_WORDS_SECONDS
 from srt.wire.channels import Receiver, RouterEnd, Sender
 from srt.wire.limits import Limits
@@ -138,6 +139,9 @@ def scheduler_settings() -> Settings:
 def build_worker(boot: Boot, show: ShowPhase) -> Worker:
     if boot.facts.model.format == "script":
         return build_scripted_worker(boot)
+    if get_device().device == "cuda":
+        use_kernel_caches(boot.cache_folder, boot.facts.machine)
+        announce_compiles(boot.cache_folder, show)
     from srt.runner.build import build_worker as build
     from srt.spec.build import speculate
 

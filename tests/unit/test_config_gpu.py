@@ -233,7 +233,7 @@ def test_what_is_decided_stands_when_the_table_is_asked(
         assert not table_lacks(rows[target.prefill_attention_backend], need, "prefill")
         assert not table_lacks(rows[target.decode_attention_backend], need, "decode")
         assert bool(target.graph_sizes) == can_record(target.decode_attention_backend)
-    assert num_decided > 50
+    assert num_decided > 20
 
 
 def test_checkpoint_says_how_it_is_quantized() -> None:
@@ -256,7 +256,7 @@ def test_memory_is_fraction_less_others_weights_activations_and_graphs() -> None
     activations = 8192 * 2 * (3 * 4096 + 3 * 14_336) + 256 * 128_256 * 18
     sizes = resolution.runners[0].graph_sizes
     graphs = 256 * 2 * (3 * 4096 + 3 * 14_336) + 256 * 128_256 * 2 + len(sizes) * 4_000_000
-    cuda = 256_000_000 + 700_000_000
+    cuda = 400_000_000 + 700_000_000
     budget = 135_000_000_000 - 500_000_000 - 16_060_000_000 - activations - graphs - cuda
     assert round(memory["kv_memory_gb"] * 1e9) == budget
     tokens = (budget // 131_072 // 16 - 1) * 16

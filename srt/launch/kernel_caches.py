@@ -1,0 +1,78 @@
+"""Where a process that computes on a GPU keeps what it compiles, in our cache folder.
+
+    CACHE/gpu/triton/                      Triton's, keyed by source, version and target
+    CACHE/gpu/flashinfer/                  what FlashInfer compiles here: sources, objects, libraries
+    CACHE/gpu/ready-VERSION-smNN/          its libraries alone, as the package `flashinfer_jit_cache`
+                                           that FlashInfer loads instead of compiling
+
+FlashInfer's own folder cannot be shipped: its build files name absolute paths and run at every start.
+The package can, so `tandem warm` collects the libraries into one (`srt.launch.kernel_pack`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from srt.config.facts import MachineFacts
+
+FOLDER = "gpu"
+PACKAGE = "flashinfer_jit_cache"
+ShowPhase = Callable[[str, float | None], None]
+
+
+def kernel_caches(cache_folder: str) -> dict[str, str]:
+    """Environment variables that put both caches into ours."""
+    root = Path(cache_folder).absolute() / FOLDER
+    return {
+        "TRITON_CACHE_DIR": str(root / "triton"),
+        "FLASHINFER_WORKSPACE_BASE": str(root / "flashinfer"),
+    }
+
+
+def ready_folder(cache_folder: str, machine: MachineFacts) -> Path | None:
+    """Where FlashInfer's finished libraries are for this version and this GPU; None without either."""
+    version = machine.versions.get("flashinfer-python")
+    if version is None or not machine.gpus:
+        return None
+    name = f"ready-{version}-sm{machine.gpus[0].capability}"
+    return Path(cache_folder).absolute() / FOLDER / name
+
+
+def use_kernel_caches(cache_folder: str, machine: MachineFacts) -> None:
+    """For this process, before it imports Triton or FlashInfer or makes a CUDA context. What the user
+    set in the environment, and a `flashinfer_jit_cache` that is installed, go first."""
+    for name, value in kernel_caches(cache_folder).items():
+        Path(os.environ.setdefault(name, value)).mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order in which they were probed
+    ready = ready_folder(cache_folder, machine)
+    if ready is not None and ready.is_dir() and str(ready) not in sys.path:
+        sys.path.append(str(ready))
+
+
+def announce_compiles(cache_folder: str, show: ShowPhase) -> None:
+    """From now on every Triton kernel that must be compiled is shown by name before it is; while the
+    cache has what is asked for, nothing is."""
+    from triton import knobs
+
+    folder = Path(
+        os.environ.get("TRITON_CACHE_DIR", kernel_caches(cache_folder)["TRITON_CACHE_DIR"])
+    )
+    is_cold = not (folder.is_dir() and any(folder.iterdir()))
+
+    def before(*, fn: Any, **_: object) -> bool:
+        if is_cold:
+            show(f"compile {fn.name}", None)
+        return False  # go on
+
+    def after(*, src: Any, cache_hit: bool, **_: object) -> None:
+        nonlocal is_cold
+        if not cache_hit and not is_cold:
+            is_cold = True  # where one is missing, others will be
+            show(f"compile {src.name}", None)
+
+    knobs.runtime.jit_cache_hook = before
+    knobs.compilation.listener = after
