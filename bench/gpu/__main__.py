@@ -26,8 +26,8 @@ import msgspec
 import orjson
 
 from bench.gpu.child import Job
+from bench.gpu.figures import compare, gap_figures
 from bench.gpu.folder import read_shape, shape_names, write_folder
-from bench.gpu.parts import compare, gap_figures
 from bench.gpu.served import Served, serve_flags
 from bench.gpu.sets import FULL, SMALL, Sizes, at_poisson_times, offline_set, online_mix
 from bench.gpu.table import Results, headline, render_table
@@ -45,8 +45,11 @@ EAGER = ("--cuda-graph-sizes", "0")
 class Session:
     """One model: which parts, where their figures go."""
 
-    def __init__(self, options: argparse.Namespace, shape: str, folder: Path) -> None:
-        self.options, self.shape = options, shape
+    def __init__(
+        self, options: argparse.Namespace, shape: str, folder: Path, deadline: float
+    ) -> None:
+        """`deadline`: on the monotonic clock, for all of it."""
+        self.options, self.shape, self.deadline = options, shape, deadline
         self.config = read_shape(shape)
         self.sizes: Sizes = SMALL if options.small or options.device == "cpu" else FULL
         self.results: Results = {}
@@ -89,6 +92,11 @@ class Session:
         if self.wants("start") or self.wants("gateway"):
             self._served()
 
+    def _time_left(self) -> float:
+        """Seconds for the next engine."""
+        limit: float = self.options.engine_limit
+        return max(1.0, min(limit, self.deadline - time.monotonic()))
+
     def _engine(self, parts: list[str], *more: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """An engine in a process of its own: its parts as they are done."""
         job = Job(
@@ -101,7 +109,7 @@ class Session:
         process = subprocess.Popen(
             [sys.executable, "-m", "bench.gpu.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        timer = threading.Timer(self.options.engine_limit, process.kill)
+        timer = threading.Timer(self._time_left(), process.kill)
         timer.start()
         try:
             assert process.stdin is not None and process.stdout is not None
@@ -133,14 +141,21 @@ class Session:
         """Starts it twice; the second one is asked over HTTP."""
         flags = serve_flags(self.flags)
         try:
-            first = Served(flags, self.options.engine_limit)
+            first = Served(flags, self._time_left())
             first.stop()
-            second = Served(flags, self.options.engine_limit)
+            second = Served(flags, self._time_left())
         except RuntimeError as error:
             self.note("start", {"error": str(error)})
             return
         try:
-            self.note("start", {"first_s": first.ready_seconds, "second_s": second.ready_seconds})
+            self.note(
+                "start",
+                {
+                    "first_s": first.ready_seconds,
+                    "second_s": second.ready_seconds,
+                    "phases_s": second.phases(),
+                },
+            )
             if self.wants("gateway"):
                 self.attempt("gateway", lambda: self._gateway(second))
         finally:
@@ -199,6 +214,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="small sets, as on a CPU")
     parser.add_argument("--limit", type=float, default=60, help="seconds for one run of a part")
     parser.add_argument("--engine-limit", type=float, default=240, help="seconds for one engine")
+    parser.add_argument("--total-limit", type=float, default=560, help="seconds for all of it")
     parser.add_argument("--callers", type=int, default=8, help="processes that ask over HTTP")
     parser.add_argument("--settle", type=float, default=5, help="seconds between start and load")
     parser.add_argument("--out", type=Path, help="append the last line to this file")
@@ -208,10 +224,10 @@ def main(argv: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"--only knows no {', '.join(sorted(unknown))}")
     found: dict[str, Results] = {}
-    began = time.perf_counter()
+    began, deadline = time.perf_counter(), time.monotonic() + options.total_limit
     with tempfile.TemporaryDirectory() as folder:
         for shape in options.models:
-            session = Session(options, shape, Path(folder))
+            session = Session(options, shape, Path(folder), deadline)
             found[shape] = session.results
             session.run()
             print("\n" + render_table(shape, session.results) + "\n", flush=True)

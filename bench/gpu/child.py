@@ -48,6 +48,7 @@ def main() -> int:
         except Exception as error:
             traceback.print_exc()
             say(part, error=f"{type(error).__name__}: {error}")
+            bench.reset()
             continue
         say(part, figures=figures, seconds=time.perf_counter() - began)
     engine.close()

@@ -22,6 +22,15 @@ class DeviceTimes:
     def total_ms(self) -> float:
         return sum(total for total, _ in self.by_kernel.values())
 
+    def minus(self, other: DeviceTimes) -> DeviceTimes:
+        """What this run had more than the other one."""
+        left: dict[str, tuple[float, int]] = {}
+        for name, (total, calls) in self.by_kernel.items():
+            less, fewer = other.by_kernel.get(name, (0.0, 0))
+            if calls > fewer:
+                left[name] = (max(0.0, total - less), calls - fewer)
+        return DeviceTimes(left)
+
     def top(self, steps: int) -> list[dict[str, object]]:
         """The longest, per step: milliseconds and calls."""
         longest = sorted(self.by_kernel.items(), key=lambda item: -item[1][0])[:SHOWN]

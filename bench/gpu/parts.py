@@ -6,17 +6,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
-from bench.gpu.device_time import device_times
+from bench.gpu.device_time import DeviceTimes, device_times
 from bench.gpu.engine import Engine, Outcome
+from bench.gpu.figures import Figures, compare, gap_figures
 from bench.gpu.sets import Ask, Prompts, Sizes, at_poisson_times, offline_set, online_mix
 from bench.report import percentile
 from srt.scheduler.loop import Scheduler
 
-Figures = dict[str, Any]
 CHECKED = 8  # requests of the check, a size that is a graph's own
 CHECKED_ANSWER = 32
 CHORES_SECONDS = 120.0
@@ -37,6 +36,10 @@ class Bench:
         if self._scheduler is None:
             self._scheduler = self.engine.scheduler()
         return self._scheduler
+
+    def reset(self) -> None:
+        """After a step that failed, nobody knows what the scheduler thinks."""
+        self._scheduler = None
 
     def _prompts(self) -> Prompts:
         """Other ones at every call."""
@@ -172,8 +175,7 @@ class Bench:
                 raise RuntimeError(f"no step of {size} decodes, only {sorted(groups)}")
             stages = {name: seconds * 1e3 for name, seconds in group["stages"].items()}
             host = sum(ms for name, ms in stages.items() if name != "wait")
-            device = device_times(partial(self.engine.run, scheduler, asks, self.limit))
-            steps = self.sizes.batch_answer
+            device, steps = self._device_times(size)
             found[str(size)] = {
                 "wall_ms": group["step_seconds"] * 1e3,
                 "host_ms": host,
@@ -184,28 +186,14 @@ class Bench:
             }
         return found
 
-
-def gap_figures(gaps: list[float]) -> Figures:
-    """Of the times between two tokens of a request, seconds."""
-    median, late = percentile(gaps, 0.5) * 1e3, percentile(gaps, 0.99) * 1e3
-    return {
-        "itl_ms_p50": median,
-        "itl_ms_p99": late,
-        "itl_ms_max": max(gaps, default=0.0) * 1e3,
-        "p99_by_p50": late / median if median else 0.0,
-    }
-
-
-def compare(ours: list[list[int]], theirs: list[list[int]]) -> str:
-    """ "yes", or where they part."""
-    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        if one != other:
-            place = next(
-                (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), -1
-            )
-            differing = sum(a != b for a, b in zip(ours, theirs, strict=True))
-            return f"NO: request {number} parts at token {place}; {differing} of {len(ours)} differ"
-    return "yes"
+    def _device_times(self, size: int) -> tuple[DeviceTimes, int]:
+        """Of the steps that a longer answer has more than a shorter one, and how many these are."""
+        longer, shorter = self.sizes.batch_answer, self.sizes.batch_answer // 2
+        times = [
+            device_times(partial(self._run, self._prompts().batch(size, self.sizes.prompt, answer)))
+            for answer in (shorter, longer)
+        ]
+        return times[1].minus(times[0]), longer - shorter
 
 
 PARTS: dict[str, Callable[[Bench], Figures]] = {

@@ -3,6 +3,7 @@ processes, so that the callers are not what is measured."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -50,6 +51,13 @@ class Served:
     def url(self) -> str:
         assert self._url is not None
         return self._url
+
+    def phases(self) -> dict[str, float]:
+        """Seconds of each phase of the scheduler's start, as /metrics tells them."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        found = re.findall(r'startup_seconds\{[^}]*phase="([^"]+)"[^}]*\} ([0-9.e+-]+)', text)
+        return {phase: float(seconds) for phase, seconds in found}
 
     def _read(self) -> None:
         assert self._process.stderr is not None
