@@ -1,4 +1,4 @@
-"""python -m bench.kernels.linear_layers: a layer's linears in their order, with what stands between them.
+"""python -m bench.kernels.linear_layers: a layer's linears in order, with what stands between them.
 
 Microseconds a layer in a CUDA graph over eight layers of random weights, attention left out: norms, gate
 and residual fused into our linears; as launches of their own around our linears; the same around cuBLAS.
