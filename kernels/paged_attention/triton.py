@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-import triton
 
-from kernels.launch import launch_options
+from kernels.launch import Launcher, next_power_of_two
 from kernels.paged_attention.tiles import cut_tiles
 from kernels.paged_attention.triton_kernel import attend
 
@@ -31,6 +30,7 @@ class TileShape:
     warps: int
     stages: int
     per_sm: int  # so many programs keep a multiprocessor busy
+    carry: bool = True
     two_loops: bool = False  # the keys that every token sees are walked without masks
 
     def per_tile(self, group: int) -> int:
@@ -59,21 +59,21 @@ class Work:
 def choose_shape(rows: int, head_dim: int, group: int) -> TileShape:
     """rows: the most a slice has, its tokens times the heads of a group. Tiles of few rows are bound by
     memory, others by arithmetic."""
-    padded = max(triton.next_power_of_2(rows), 16)
+    padded = max(next_power_of_two(rows), 16)
     small = head_dim <= 128
     if padded <= SHORT_ROWS:
-        return TileShape(rows=padded, block=64 if small else 32, warps=4, stages=5, per_sm=4)
-    padded = max(128 if small else 64, triton.next_power_of_2(group))
+        return TileShape(rows=padded, block=64 if small else 32, warps=4, stages=3, per_sm=4)
+    padded = max(128 if small else 64, next_power_of_two(group))
     return TileShape(
-        rows=padded, block=64, warps=8 if padded > 64 else 4, stages=5, per_sm=1, two_loops=True
+        rows=padded, block=64, warps=8 if padded > 64 else 4, stages=3, per_sm=1, two_loops=True
     )
 
 
 def fixed_shape(head_dim: int, group: int) -> TileShape:
     """One for all queries, so that no result depends on what it was computed with."""
-    rows = max(64, triton.next_power_of_2(group))
+    rows = max(64, next_power_of_two(group))
     block = 64 if head_dim <= 128 else 32
-    return TileShape(rows=rows, block=block, warps=4, stages=5, per_sm=1, two_loops=True)
+    return TileShape(rows=rows, block=block, warps=4, stages=3, per_sm=1, two_loops=True)
 
 
 def choose_splits(programs: int, shape: TileShape, device: torch.device) -> int:
@@ -93,6 +93,7 @@ class Attention:
     """Runs `Work`. Launches share a workspace, so they must follow each other on one stream."""
 
     def __init__(self, device: torch.device) -> None:
+        self._launch = Launcher(attend)
         self._counts = torch.zeros(COUNTS, dtype=torch.int32, device=device)
         self._parts = torch.empty(1, dtype=torch.float32, device=device)
         self._outgrown: list[torch.Tensor] = []  # recorded graphs still write there
@@ -127,50 +128,56 @@ class Attention:
         group = heads // kv_heads
         shape = work.shape
         assert group <= shape.rows and q.stride(2) == 1 and q.stride(1) == dim
-        kept = min(shape.rows, triton.next_power_of_2(group)) if work.tiles is None else shape.rows
+        kept = min(shape.rows, next_power_of_two(group)) if work.tiles is None else shape.rows
         is_split = work.splits > 1
-        parts = self._parts
+        parts = None
         if is_split:
             assert work.num * kv_heads <= COUNTS
             parts = self.reserve(work.num * kv_heads * work.splits * kept * (dim + 2))
-        has_tree = work.visible is not None
-        attend[(kv_heads, work.splits, work.num)](
-            q,
-            k_plane,
-            v_plane,
-            out,
-            out if lse is None else lse,
-            work.page_table,
-            work.rows if work.tiles is None else work.tiles,
-            work.starts if work.tiles is None else work.tiles,
-            work.visible if has_tree else work.page_table,
-            work.positions if has_tree else work.page_table,
-            parts,
-            self._counts,
-            q.stride(0),
-            work.page_table.stride(0),
-            0 if window is None else window,
-            scale * LOG2_E if cap is None else scale * LOG2_E / cap,
-            0.0 if cap is None else cap * LOG2_E,
-            v_scale,
-            kv_heads,
-            group,
-            dim,
-            work.page_size,
-            shape.rows,
-            kept,
-            shape.block,
-            work.tiles is not None,
-            is_split,
-            has_tree,
-            window is not None,
-            cap is not None,
-            lse is not None,
-            shape.two_loops,
-            q.device.type == "cpu",
+        self._launch(
+            (kv_heads, work.splits, work.num),
+            (
+                q,
+                k_plane,
+                v_plane,
+                out,
+                lse,
+                work.page_table,
+                work.rows if work.tiles is None else work.tiles,
+                work.starts,
+                work.visible,
+                work.positions,
+                parts,
+                self._counts,
+            ),
+            (
+                work.page_table.stride(0),
+                0 if window is None else window,
+                scale * LOG2_E if cap is None else scale * LOG2_E / cap,
+                0.0 if cap is None else cap * LOG2_E,
+                v_scale,
+            ),
+            (
+                kv_heads,
+                group,
+                dim,
+                q.stride(0),
+                work.page_size,
+                shape.rows,
+                kept,
+                shape.block,
+                work.tiles is not None,
+                is_split,
+                work.visible is not None,
+                window is not None,
+                cap is not None,
+                lse is not None,
+                shape.two_loops,
+                shape.carry,
+                q.device.type == "cpu",
+            ),
             num_warps=shape.warps,
             num_stages=shape.stages,
-            **launch_options(q.device),
         )
 
 

@@ -35,7 +35,6 @@ def attend(
     positions_ptr,
     parts_ptr,
     counts_ptr,
-    q_stride,
     table_stride,
     window,
     scale,
@@ -44,6 +43,7 @@ def attend(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
+    Q_STRIDE: tl.constexpr,
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,
     KEPT: tl.constexpr,
@@ -55,16 +55,18 @@ def attend(
     CAP: tl.constexpr,
     LSE: tl.constexpr,
     TWO_LOOPS: tl.constexpr,
+    CARRY: tl.constexpr,
     WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [KV_HEADS, splits, tiles]. q: [T, heads, DIM], tokens q_stride apart; out like it, dense.
+    """Grid [KV_HEADS, splits, tiles]. q: [T, heads, DIM], tokens Q_STRIDE apart; out like it, dense.
 
     LISTED: rows_ptr is [tiles, 8] int32, see `tiles.py`; else tile i is the one token of row rows[i] at
     position starts[i]. scale: of the scores, times log2(e); with CAP: scale / cap, and cap * log2(e).
     KEPT: rows that can hold a token, a power of two. parts: [programs, KEPT, DIM + 2] float32 if SPLIT,
     counts: [tiles, KV_HEADS] int32, zero before and after. lse: [T, heads] float32 if LSE.
-    WIDE: products in float32, for the interpreter, which cannot multiply bfloat16.
+    WIDE: products in float32, for the interpreter, which cannot multiply bfloat16. What a flag turns off
+    may be None.
     """
     if PDL:
         gdc_launch_dependents()
@@ -121,7 +123,7 @@ def attend(
 
     heads = head * GROUP + r % GROUP
     q = tl.load(
-        q_ptr + tokens.to(tl.int64)[:, None] * q_stride + heads[:, None] * DIM + d[None, :],
+        q_ptr + tokens.to(tl.int64)[:, None] * Q_STRIDE + heads[:, None] * DIM + d[None, :],
         mask=held[:, None] & (d < DIM)[None, :],
         other=0.0,
     )
@@ -131,16 +133,19 @@ def attend(
     m = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, triton.next_power_of_2(DIM)], tl.float32)
+    slots = find_slots(table_row, first, last, PAGE, BLOCK)
     if TWO_LOOPS:
         for block in tl.range(first, clear, BLOCK):
-            acc, m, total = see_block(
-                acc, m, total, q, block, last, base, own, visible, window, scale, cap,
-                k_head, v_head, table_row, KV_HEADS, DIM, PAGE, BLOCK, TREE, WINDOW, CAP, WIDE, False,
+            acc, m, total, slots = see_block(
+                acc, m, total, slots, q, block, last, base, own, visible, window, scale, cap,
+                k_head, v_head, table_row, KV_HEADS, DIM, PAGE, BLOCK, TREE, WINDOW, CAP, CARRY, WIDE,
+                False,
             )  # fmt: skip
     for block in tl.range(clear, last, BLOCK):
-        acc, m, total = see_block(
-            acc, m, total, q, block, last, base, own, visible, window, scale, cap,
-            k_head, v_head, table_row, KV_HEADS, DIM, PAGE, BLOCK, TREE, WINDOW, CAP, WIDE, True,
+        acc, m, total, slots = see_block(
+            acc, m, total, slots, q, block, last, base, own, visible, window, scale, cap,
+            k_head, v_head, table_row, KV_HEADS, DIM, PAGE, BLOCK, TREE, WINDOW, CAP, CARRY, WIDE,
+            True,
         )  # fmt: skip
 
     active = tl.cdiv(end - begin, per_split)
@@ -167,23 +172,31 @@ def attend(
 
 
 @triton.jit
+def find_slots(table_row, block, last, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """Slots of the keys at block .. block + BLOCK - 1; those from `last` on get that of the last."""
+    n = tl.minimum(block + tl.arange(0, BLOCK), last - 1)
+    if PAGE % BLOCK == 0:  # a block lies in one page
+        slots = tl.load(table_row + tl.minimum(block, last - 1) // PAGE) * PAGE + n % PAGE
+    else:
+        slots = tl.load(table_row + n // PAGE) * PAGE + n % PAGE
+    return slots
+
+
+@triton.jit
 def see_block(
-    acc, m, total, q, block, last, base, own, visible, window, scale, cap,
+    acc, m, total, slots, q, block, last, base, own, visible, window, scale, cap,
     k_head, v_head, table_row,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-    TREE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, WIDE: tl.constexpr,
+    TREE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, CARRY: tl.constexpr, WIDE: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
     """The running softmax after the keys at block .. block + BLOCK - 1. m: the largest score so far."""
     n = block + tl.arange(0, BLOCK)
     d = tl.arange(0, triton.next_power_of_2(DIM))
     there = n < last
-    if PAGE % BLOCK == 0:  # a block lies in one page
-        slots = tl.load(table_row + block // PAGE).to(tl.int64) * PAGE + n % PAGE
-    else:
-        pages = tl.load(table_row + n // PAGE, mask=there, other=0)
-        slots = pages.to(tl.int64) * PAGE + n % PAGE
-    places = slots[:, None] * (KV_HEADS * DIM) + d[None, :]
+    if not CARRY:
+        slots = find_slots(table_row, block, last, PAGE, BLOCK)
+    places = slots.to(tl.int64)[:, None] * (KV_HEADS * DIM) + d[None, :]
     if MASKED:
         read = there[:, None] & (d < DIM)[None, :]
         k = tl.load(k_head + places, mask=read, other=0.0)
@@ -194,6 +207,8 @@ def see_block(
     else:
         k = tl.load(k_head + places, mask=(d < DIM)[None, :], other=0.0)
         v = tl.load(v_head + places, mask=(d < DIM)[None, :], other=0.0)
+    if CARRY:
+        slots = find_slots(table_row, block + BLOCK, last, PAGE, BLOCK)
     k = k.to(q.dtype)
     if WIDE:
         scores = tl.dot(q.to(tl.float32), tl.trans(k.to(tl.float32)))
@@ -233,7 +248,7 @@ def see_block(
         acc = tl.dot(p.to(tl.float32), v.to(tl.float32), acc)
     else:
         acc = tl.dot(p, v, acc)
-    return acc, larger, total
+    return acc, larger, total, slots
 
 
 @triton.jit
