@@ -7,12 +7,13 @@ TB/s of KV read, prefill in TFLOP/s of what a causal mask leaves. --tune tries t
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing import get_context
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -247,8 +248,58 @@ def long_shapes() -> Iterator[TileShape]:
         )
 
 
+def compile_shape(shape: TileShape) -> None:
+    """Leaves in Triton's cache on disk what `tune` runs."""
+    length = 64 if shape.two_loops else 1
+    case = make_case([0], [length], layers=1)
+    out = torch.empty_like(case.q)
+    for splits in (1,) if shape.two_loops else (1, 2):
+        work = make_work(case, shape, splits)
+        Attention(torch.device("cuda")).run(
+            work, case.q, *case.pool.planes[0], out, scale=case.scale
+        )
+
+
+def try_compile(shape: TileShape) -> None:
+    try:
+        compile_shape(shape)
+    except Exception as error:  # `tune_shape` says so in its place
+        del error
+
+
+def make_work(case: Case, shape: TileShape, splits: int) -> Work:
+    batch = case.batch
+    if not shape.two_loops:
+        return Work(
+            num=batch.num_decode,
+            shape=shape,
+            splits=splits,
+            page_table=batch.page_table,
+            page_size=PAGE_SIZE,
+            rows=batch.rows,
+            starts=batch.starts,
+        )
+    tiles = cut_tiles(
+        batch.rows_host,
+        batch.starts_host,
+        batch.lengths_host,
+        [],
+        per_tile=shape.per_tile(HEADS // KV_HEADS),
+    )
+    return Work(
+        num=len(tiles),
+        shape=shape,
+        splits=splits,
+        page_table=batch.page_table,
+        page_size=PAGE_SIZE,
+        tiles=torch.from_numpy(tiles).cuda(),
+    )
+
+
 def tune() -> None:
     """A line per shape: microseconds at every number of splits that makes sense."""
+    with ProcessPoolExecutor(12, mp_context=get_context("spawn")) as pool:
+        list(pool.map(try_compile, [*decode_shapes(), *long_shapes()]))
     for count, context in ((1, 1024), (1, 4096), (8, 1024), (32, 1024), (64, 1024), (256, 1024)):
         case = make_case([context - 1] * count, [1] * count)
         most = max(1, 132 * 8 // (count * KV_HEADS))
@@ -256,36 +307,12 @@ def tune() -> None:
         splits = splits[-5:] if count < 32 else splits
         print(f"decode {count} x {context}, splits {splits}")
         for shape in decode_shapes():
-            work = Work(
-                num=count,
-                shape=shape,
-                splits=1,
-                page_table=case.batch.page_table,
-                page_size=PAGE_SIZE,
-                rows=case.batch.rows,
-                starts=case.batch.starts,
-            )
-            tune_shape(case, shape, [dataclasses.replace(work, splits=s) for s in splits])
+            tune_shape(case, shape, [make_work(case, shape, s) for s in splits])
     for count, length in ((4, 2048), (1, 1024)):
         case = make_case([0] * count, [length] * count)
         print(f"prefill {count} x {length}")
         for shape in long_shapes():
-            tiles = cut_tiles(
-                case.batch.rows_host,
-                case.batch.starts_host,
-                case.batch.lengths_host,
-                [],
-                per_tile=shape.per_tile(HEADS // KV_HEADS),
-            )
-            work = Work(
-                num=len(tiles),
-                shape=shape,
-                splits=1,
-                page_table=case.batch.page_table,
-                page_size=PAGE_SIZE,
-                tiles=torch.from_numpy(tiles).cuda(),
-            )
-            tune_shape(case, shape, [work])
+            tune_shape(case, shape, [make_work(case, shape, 1)])
 
 
 def tune_shape(case: Case, shape: TileShape, works: list[Work]) -> None:
