@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from kernels import best_token, linear, paged_attention, rms_norm, rope, silu_mul
+from kernels import best_token, embedding, linear, paged_attention, rms_norm, rope, silu_mul
 from kernels.rms_norm import AddRMSNorm, RMSNorm
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Ops:
     """The unchecked callables; each op's package documents its arguments."""
 
     implementation: str
+    embed: embedding.Embed
     rms_norm: RMSNorm
     add_rms_norm: AddRMSNorm
     rope_write_kv: rope.RopeWriteKV
@@ -50,6 +51,7 @@ def select(implementation: str, library: Library | None = None) -> Ops:
     norms = rms_norm.select(implementation, library)
     return Ops(
         implementation=implementation,
+        embed=embedding.select(implementation),
         rms_norm=norms.rms_norm,
         add_rms_norm=norms.add_rms_norm,
         rope_write_kv=rope.select(implementation, library),

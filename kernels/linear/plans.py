@@ -15,13 +15,15 @@ LARGEST_TILE = TOKEN_TILES[-1]
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """For `stream.stream_rows`. `stages` 1: loads into registers, else through shared memory."""
+    """For `stream.stream_rows`. `stages` 1: loads into registers, else through shared memory.
+    `prefetch`: columns that the first `wave` programs ask for while the kernel before still runs."""
 
     rows: int
     block: int
     stages: int
     warps: int
-    prefetch: bool = True
+    prefetch: int = 0
+    wave: int = 528
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +35,31 @@ class TilePlan:
     stages: int
     warps: int
     splits: int = 1
-    prefetch: bool = True
+    prefetch: int = 0
+    wave: int = 528
 
 
-STREAM: dict[tuple[int, int], StreamPlan] = {}
+STREAM: dict[tuple[int, int], StreamPlan] = {
+    (6144, 4096): StreamPlan(8, 1024, 3, 4),
+    (4096, 4096): StreamPlan(16, 512, 4, 8),
+    (28672, 4096): StreamPlan(8, 512, 4, 4),
+    (4096, 14336): StreamPlan(4, 1024, 1, 4),
+    (128256, 4096): StreamPlan(4, 1024, 4, 4),
+    (4096, 1024): StreamPlan(4, 1024, 4, 4),
+    (1024, 2048): StreamPlan(8, 1024, 1, 4),
+    (6144, 1024): StreamPlan(4, 1024, 4, 4),
+    (1024, 3072): StreamPlan(8, 1024, 3, 4),
+    (151936, 1024): StreamPlan(4, 1024, 4, 4),
+    (7168, 5120): StreamPlan(4, 1024, 4, 4),
+    (5120, 5120): StreamPlan(8, 512, 4, 4),
+    (34816, 5120): StreamPlan(4, 1024, 4, 4),
+    (5120, 17408): StreamPlan(8, 1024, 3, 4),
+    (151936, 5120): StreamPlan(4, 1024, 4, 4),
+}
 TILES: dict[tuple[int, int, int], TilePlan | None] = {}
 
 MULTIPROCESSORS = 132
+SMALL = 8 << 20  # elements of a weight, up to which tiles beat the library
 
 
 def stream_plan(num_rows: int, size: int) -> StreamPlan:
@@ -47,7 +67,7 @@ def stream_plan(num_rows: int, size: int) -> StreamPlan:
     found = STREAM.get((num_rows, size))
     if found is not None:
         return found
-    return StreamPlan(rows=8, block=512, stages=4, warps=4)
+    return StreamPlan(rows=4, block=1024, stages=4, warps=4)
 
 
 def token_tile(num_tokens: int) -> int:
@@ -61,6 +81,8 @@ def tile_plan(num_rows: int, size: int, num_tokens: int) -> TilePlan | None:
     tile = token_tile(num_tokens)
     if (num_rows, size, tile) in TILES:
         return TILES[num_rows, size, tile]
+    if num_rows * size > SMALL:
+        return None
     return fill_device(num_rows, size, rows=64, block=128, stages=4)
 
 

@@ -31,7 +31,8 @@ def stream_rows(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     EVEN: tl.constexpr,  # ROWS divides N, and BLOCK divides K
-    PREFETCH: tl.constexpr,
+    PREFETCH: tl.constexpr,  # columns of each row to ask for before the wait, and
+    WAVE: tl.constexpr,  # how many programs do so: about those that start at once
     GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -43,8 +44,9 @@ def stream_rows(
     held = rows < N
     if PDL:
         gdc_launch_dependents()
-        if PREFETCH:
-            prefetch_rows(weight_ptr, first, N, K, 0, K, ROWS)
+        if PREFETCH > 0:
+            if tl.program_id(0) < WAVE:
+                prefetch_rows(weight_ptr, first, N, K, 0, PREFETCH, ROWS)
         gdc_wait()
     places = weight_ptr + rows.to(tl.int64)[:, None] * K + columns[None, :]
     total = tl.zeros([ROWS, BLOCK], tl.float32)

@@ -35,7 +35,8 @@ def tile_rows(
     SPLITS: tl.constexpr,
     EVEN: tl.constexpr,  # ROWS divides N, and SPLITS * BLOCK divides K
     WIDE: tl.constexpr,  # products in float32, for the interpreter, which cannot multiply bfloat16
-    PREFETCH: tl.constexpr,
+    PREFETCH: tl.constexpr,  # columns of each row to ask for before the wait, and
+    WAVE: tl.constexpr,  # how many tiles do so: about those that start at once
     GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -52,8 +53,9 @@ def tile_rows(
     columns = split * steps * BLOCK + tl.arange(0, BLOCK)
     if PDL:
         gdc_launch_dependents()
-        if PREFETCH:
-            prefetch_rows(weight_ptr, first, N, K, split * steps * BLOCK, steps * BLOCK, ROWS)
+        if PREFETCH > 0:
+            if tile < WAVE:
+                prefetch_rows(weight_ptr, first, N, K, split * steps * BLOCK, PREFETCH, ROWS)
         gdc_wait()
     weight_at = weight_ptr + rows.to(tl.int64)[:, None] * K + columns[None, :]
     x_at = x_ptr + tokens.to(tl.int64)[None, :] * K + columns[:, None]

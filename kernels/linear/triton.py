@@ -67,12 +67,13 @@ class Kernels:
         num_rows, size = stored.weight.shape
         norm, eps = extras.norm or (None, 0.0)
         is_even = num_rows % plan.rows == 0 and size % plan.block == 0
-        has_prefetch = plan.prefetch and size % ALIGNED == 0
+        prefetch = 0 if size % ALIGNED else min(plan.prefetch, size)
+        shape = (plan.rows, plan.block, plan.stages)
         self._stream(
             (-(-num_rows // plan.rows), 1, 1),
             (x, norm, stored.weight, stored.scale, stored.bias, extras.residual, out),
             (num_rows, eps),
-            (size, plan.rows, plan.block, plan.stages, is_even, has_prefetch, extras.gated),
+            (size, *shape, is_even, prefetch, plan.wave, extras.gated),
             num_warps=plan.warps,
         )
 
@@ -92,13 +93,14 @@ class Kernels:
         if plan.splits > 1:
             parts = x.new_empty((math.prod(grid), plan.rows, tokens), dtype=torch.float32)
         is_even = num_rows % plan.rows == 0 and size % (plan.splits * plan.block) == 0
-        has_prefetch = plan.prefetch and size % (plan.splits * ALIGNED) == 0
+        most = -(-size // (plan.splits * plan.block)) * plan.block
+        prefetch = 0 if size % (plan.splits * ALIGNED) else min(plan.prefetch, most)
         shape = (tokens, plan.rows, plan.block, plan.stages, plan.splits)
         self._tile(
             grid,
             (x, stored.weight, stored.scale, stored.bias, extras.residual, out, parts, done),
             (x.shape[0], num_rows),
-            (size, *shape, is_even, not x.is_cuda, has_prefetch, extras.gated),
+            (size, *shape, is_even, not x.is_cuda, prefetch, plan.wave, extras.gated),
             num_warps=plan.warps,
         )
 
