@@ -169,20 +169,20 @@ def search() -> dict[tuple[int, int, int], Plan | None]:
                     print(f"  left out {plan}: {str(error)[:90]}")
             times.sort(key=lambda entry: entry[0])
             library = case.time(None, tokens)
-            best[n, k, tile] = times[0][1] if times[0][0] < library else None
+            best[n, k, tile] = times[0][1] if tile == 1 or times[0][0] < library else None
             shown = "; ".join(
                 f"{t:.1f} us {case.speed(t):.2f} TB/s {p}" for t, p in times[:3] + times[-1:]
             )
             print(f"[{n}, {k}] x {tokens}: cuBLAS {library:.1f} us; {shown}", flush=True)
     print(f"searched in {time.perf_counter() - begin:.0f} s")
     print("STREAM = {")
-    for (n, k, tile), plan in best.items():
+    for (n, k, tile), chosen in best.items():
         if tile == 1:
-            print(f"    ({n}, {k}): {plan},")
+            print(f"    ({n}, {k}): {chosen},")
     print("}\nTILES = {")
-    for (n, k, tile), plan in best.items():
+    for (n, k, tile), chosen in best.items():
         if tile != 1:
-            print(f"    ({n}, {k}, {tile}): {plan},")
+            print(f"    ({n}, {k}, {tile}): {chosen},")
     print("}")
     return best
 
