@@ -11,7 +11,7 @@ from kernels.linear import Linear
 from kernels.ops import Ops
 from srt.layers.parameters import Parameter, Weights
 from srt.models.arch import Arch
-from srt.protocols.attention import AttentionBackend, AttentionBatch
+from srt.protocols.attention import Attention, AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
 
@@ -37,7 +37,7 @@ class CausalModel(Protocol):
         token_ids: torch.Tensor,
         batch: AttentionBatch,
         pool: KVPool,
-        attention: AttentionBackend,
+        attention: Attention,
         keep: torch.Tensor | None,
         taps: Taps | None = None,
     ) -> torch.Tensor:

@@ -16,7 +16,7 @@ from kernels.ops import Ops
 from srt.layers.parameters import Weights
 from srt.models.arch import Arch
 from srt.models.blocks import GatedMlp, Taps
-from srt.protocols.attention import AttentionBackend, AttentionBatch
+from srt.protocols.attention import Attention, AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
 
@@ -70,7 +70,7 @@ class DenseStack:
         residual: torch.Tensor,
         batch: AttentionBatch,
         pool: KVPool,
-        attention: AttentionBackend,
+        attention: Attention,
         keep: torch.Tensor | None,
         taps: Taps | None = None,
     ) -> torch.Tensor:
@@ -127,7 +127,7 @@ class DenseDecoder:
         token_ids: torch.Tensor,
         batch: AttentionBatch,
         pool: KVPool,
-        attention: AttentionBackend,
+        attention: Attention,
         keep: torch.Tensor | None,
         taps: Taps | None = None,
     ) -> torch.Tensor:

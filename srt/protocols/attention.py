@@ -40,7 +40,26 @@ class AttentionBatch:
     visible: torch.Tensor | None = None
 
 
-class AttentionBackend(Protocol):
+class Attention(Protocol):
+    """What a layer calls."""
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        layer: int,
+        pool: KVPool,
+        *,
+        scale: float,
+        window: int | None,
+        cap: float | None = None,
+    ) -> torch.Tensor:
+        """q: [T, q_heads, head_dim]; this step's K and V are already in the pool. Returns
+        [T, q_heads, head_dim]. Causal; `window` limits how far back a token sees, itself included.
+        `cap`: a score s becomes cap * tanh(s / cap)."""
+        ...
+
+
+class AttentionBackend(Attention, Protocol):
     """Built after the runner's (prefill, decode) pair is stamped; may read the stamp.
 
     A step runs eagerly: `plan`, then `forward` once per layer. Or it is a recorded CUDA graph: `capture`
@@ -61,19 +80,4 @@ class AttentionBackend(Protocol):
     def replay(self, batch: AttentionBatch) -> None:
         """Before the graph of this batch's size is played: its tensors hold the new step's numbers, and
         so do `rows_host` and `starts_host`."""
-        ...
-
-    def forward(
-        self,
-        q: torch.Tensor,
-        layer: int,
-        pool: KVPool,
-        *,
-        scale: float,
-        window: int | None,
-        cap: float | None = None,
-    ) -> torch.Tensor:
-        """q: [T, q_heads, head_dim]; this step's K and V are already in the pool. Returns
-        [T, q_heads, head_dim]. Causal; `window` limits how far back a token sees, itself included.
-        `cap`: a score s becomes cap * tanh(s / cap)."""
         ...

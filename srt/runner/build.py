@@ -135,9 +135,7 @@ def _load_target(
             f"load_format was overridden after the target was resolved with {spec.load_format}, which "
             "it keeps; set --load-format before the start"
         )
-    runner = ModelRunner(
-        spec, model, ops=ops, device=torch.device(get_device().device), seed=get_device().seed
-    )
+    runner = ModelRunner(spec, model, ops=ops, device=_device(), seed=get_device().seed)
     run(lambda: runner.load(show))
     maybe_disable_chunked_prefix_cache(
         use_mla_backend=False, is_draft_worker=runner.role == "draft"
@@ -189,12 +187,17 @@ def _allocate(context: RuntimeContext, runners: list[ModelRunner]) -> tuple[Work
 def _build_device(context: RuntimeContext, cache_folder: str, show: ShowPhase) -> Worker:
     from srt.runner.build_device import build_device_worker  # what only a GPU needs
 
-    timeline = open_timeline(torch.device(get_device().device))
+    timeline = open_timeline(_device())
     runner = _load_target(context, cache_folder, show, lambda work: work())
     facts, sizes = _allocate(context, [runner])
     worker = build_device_worker(runner, facts, timeline, show)
     _log(runner, sizes)
     return worker
+
+
+def _device() -> torch.device:
+    name = get_device().device
+    return torch.device(name, 0) if name == "cuda" else torch.device(name)
 
 
 def _is_all_native(runner: ModelRunner) -> bool:

@@ -9,10 +9,13 @@ from srt.protocols.worker import WorkerFacts
 from srt.runner.decode_graphs import DecodeGraphs
 from srt.runner.device_worker import DeviceWorker
 from srt.runner.model_runner import ModelRunner
+from srt.runner.prefill_graphs import PrefillCudaGraphRunner, default_sizes
 from srt.runner.staging import Staging
 from srt.runner.timeline import Timeline
 from srt.runner.warm_up import warm_up
 from srt.sampling.device_sampler import DeviceSampler
+
+MOST_PREFILL_TOKENS = 1024  # a step of more keeps the device busy for longer than its launches take
 
 
 def build_device_worker(
@@ -24,8 +27,11 @@ def build_device_worker(
     """`runner` has its pool and backends. Everything runs on `timeline`, made in this thread."""
     staging = Staging(runner.device)
     sampler = DeviceSampler(facts.max_rows, facts.vocab_size, runner.device)
-    graphs = DecodeGraphs(runner, timeline, staging, runner.spec.graph_sizes)
-    worker = DeviceWorker(runner, sampler, facts, timeline, graphs, staging)
+    sizes = runner.spec.graph_sizes
+    decodes = DecodeGraphs(runner, timeline, staging, sizes)
+    prefill_sizes = default_sizes(MOST_PREFILL_TOKENS) if sizes else ()
+    prefills = PrefillCudaGraphRunner(runner, timeline, prefill_sizes)
+    worker = DeviceWorker(runner, sampler, facts, timeline, decodes, prefills, staging)
     warm_up(worker, show=lambda done: show("warm-up", done))
-    worker.record(least=True, show=lambda done: show("graphs", done))
+    worker.record_least(lambda done: show("graphs", done))
     return worker

@@ -140,7 +140,7 @@ class DecodeGraphs:
                 positions,
                 slots,
             )
-            made[:] = [runner.logits(runner.model_forward(token_ids, batch))]
+            made[:] = [runner.logits(runner.model_forward(token_ids, batch, runner.backend))]
 
         play = self._timeline.capture(work)
         return Recorded(batch=batch, play=play, made=made)

@@ -20,6 +20,7 @@ from srt.protocols.forward_batch import ForwardBatch, Slice, SliceResult, StepRe
 from srt.protocols.worker import WorkerFacts
 from srt.runner.decode_graphs import DecodeGraphs
 from srt.runner.model_runner import ModelRunner
+from srt.runner.prefill_graphs import PrefillCudaGraphRunner
 from srt.runner.scores import score_slices
 from srt.runner.staging import Staging
 from srt.runner.timeline import Mark, Timeline
@@ -110,14 +111,16 @@ class DeviceWorker:
         sampler: DeviceSampler,
         facts: WorkerFacts,
         timeline: Timeline,
-        graphs: DecodeGraphs,
+        decodes: DecodeGraphs,
+        prefills: PrefillCudaGraphRunner,
         staging: Staging,
     ) -> None:
         self.runner = runner
         self.sampler = sampler
         self._facts = facts
         self._timeline = timeline
-        self._graphs = graphs
+        self.decodes = decodes
+        self.prefills = prefills
         self._staging = staging
 
     @property
@@ -127,23 +130,24 @@ class DeviceWorker:
     def close(self) -> None:
         self._timeline.mark().wait()
 
+    @torch.inference_mode()
     def idle(self) -> bool:
-        """Records one more decode graph; True while there are more. For when nobody waits."""
-        missing = self._graphs.missing
-        if missing:
-            with torch.inference_mode():
-                self._graphs.record(missing[0])
-        return len(missing) > 1
+        """Records one more graph; True while there are more. For when nobody waits."""
+        if decodes := self.decodes.missing:
+            self.decodes.record(decodes[0])
+        elif prefills := self.prefills.missing:
+            self.prefills.record(prefills[0])
+        return bool(self.decodes.missing or self.prefills.missing)
 
     @torch.inference_mode()
-    def record(self, show: Callable[[float], None], *, least: bool = False) -> None:
-        """Records the decode graphs that are missing; `least`: those of the smallest and the largest
-        batch, with which any can be served. The largest comes first: the others fit its memory."""
-        missing = self._graphs.missing[::-1]
-        wanted = [missing[0], missing[-1]] if least and len(missing) > 1 else missing
+    def record_least(self, show: Callable[[float], None]) -> None:
+        """Records the decode graphs of the largest and the smallest batch: with these any can be served.
+        The largest comes first: the others fit its memory."""
+        missing = self.decodes.missing
+        wanted = [missing[-1], missing[0]] if len(missing) > 1 else missing
         for index, size in enumerate(wanted):
             show(index / len(wanted))
-            self._graphs.record(size)
+            self.decodes.record(size)
         show(1.0)
 
     @torch.inference_mode()
@@ -154,14 +158,17 @@ class DeviceWorker:
         where, pages = self.runner.table.note(batch.table_writes)
         launched: Launched | None = None
         scores: Scores = []
-        if self._graphs.fits(batch):
+        if self.decodes.fits(batch):
             prepared = perf_counter()
-            logits, rows = self._graphs.run(batch, where, pages)
+            logits, rows = self.decodes.run(batch, where, pages)
             launched = self._sample(batch.slices, logits, rows)
         else:
             inputs = self.runner.prepare_on(self._staging, batch, where, pages)
             prepared = perf_counter()
-            hidden = self.runner.forward(inputs)
+            if self.prefills.can_run(inputs):
+                hidden = self.prefills.run(inputs)
+            else:
+                hidden = self.runner.forward(inputs)
             num = len(inputs.sampling)
             if num:
                 logits = self.runner.logits(hidden[:num])

@@ -33,7 +33,7 @@ from srt.models.decoder import DenseDecoder
 from srt.models.draft import DraftFamily, DraftSource, Lent
 from srt.models.mtp import foreign_tensors
 from srt.models.registry import model_family
-from srt.protocols.attention import AttentionBackend, AttentionBatch
+from srt.protocols.attention import Attention, AttentionBackend, AttentionBatch
 from srt.protocols.forward_batch import ForwardBatch, Slice, TableWrite
 from srt.quant.methods import quantization_of
 from srt.runner.attention_pair import (
@@ -266,10 +266,12 @@ class ModelRunner:
         """Brings the device's page table up to date: both [N] int32, see `PageTable.note`."""
         self.step_ops.write_table(self.table.tensor, where, pages)
 
-    def model_forward(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+    def model_forward(
+        self, token_ids: torch.Tensor, batch: AttentionBatch, attention: Attention
+    ) -> torch.Tensor:
         """Hidden states of every token, [T, H], for a batch that is planned; nothing is tapped."""
         assert self._model is not None
-        return self._model.forward(token_ids, batch, self.pool, self.backend, None, None)
+        return self._model.forward(token_ids, batch, self.pool, attention, None, None)
 
     def locate(self, slices: list[Slice]) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions and slots of the slices' tokens, [T] int64 each; nothing is planned for them."""

@@ -30,6 +30,7 @@ from srt.protocols.forward_batch import (
     Slice,
     SliceResult,
     StepResult,
+    shorten,
 )
 from srt.protocols.worker import WorkerFacts
 from srt.wire.params import LogprobEntry, TokenLogprobs
@@ -177,8 +178,11 @@ class ScriptedWorker:
             table = self._table[write.row]
             assert write.first <= len(table), "a page table has no holes"
             table[write.first :] = write.pages
-        slices = [self._compute(batch.step, piece) for piece in batch.slices]
-        return StepResult(slices=slices, forward_seconds=self._step_seconds)
+        results = [self._compute(batch.step, piece) for piece in batch.slices]
+        plain = shorten(batch.slices, results)
+        return StepResult(
+            slices=results[len(plain) :], plain=plain, forward_seconds=self._step_seconds
+        )
 
     def _compute(self, step: int, piece: Slice) -> SliceResult:
         row = self._rows[piece.row]

@@ -3,11 +3,14 @@ for a CPU, where work is done when the call returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Protocol
 
 import torch
+
+Pause = Callable[[Callable[[], None]], None]
 
 
 class Mark(Protocol):
@@ -36,6 +39,11 @@ class Timeline(Protocol):
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Runs `work` once, then records it; what comes back does it again, on the same memory. `work`
         may not look at a value on the device nor wait for it."""
+        ...
+
+    def capture_broken(self, work: Callable[[Pause], None]) -> Callable[[], None]:
+        """The same for work with parts that cannot be recorded: it hands each of them to the `Pause`
+        it is given, which does it then and there, and again whenever the work is played."""
         ...
 
 
@@ -69,6 +77,10 @@ class HostTimeline:
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         work()
         return work
+
+    def capture_broken(self, work: Callable[[Pause], None]) -> Callable[[], None]:
+        work(_at_once)
+        return lambda: work(_at_once)
 
 
 class CudaMark:
@@ -107,15 +119,42 @@ class CudaTimeline:
         return CudaMark(self.stream)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        work()  # compiles, loads modules and grows workspaces, none of which can be recorded
+        return self.capture_broken(lambda pause: work())
+
+    def capture_broken(self, work: Callable[[Pause], None]) -> Callable[[], None]:
+        work(_at_once)  # compiles, loads modules and grows workspaces: nothing to be recorded
         self.stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        parts: list[Callable[[], None]] = []
+        graph = self._begin()
+
+        def pause(step: Callable[[], None]) -> None:
+            nonlocal graph
+            graph.capture_end()
+            parts.append(graph.replay)
+            step()
+            parts.append(step)
+            graph = self._begin()
+
         try:
-            work()
+            work(pause)
         finally:
             graph.capture_end()
-        return graph.replay
+        parts.append(graph.replay)
+        return parts[0] if len(parts) == 1 else partial(_play, tuple(parts))
+
+    def _begin(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        return graph
+
+
+def _at_once(step: Callable[[], None]) -> None:
+    step()
+
+
+def _play(parts: Sequence[Callable[[], None]]) -> None:
+    for part in parts:
+        part()
 
 
 def open_timeline(device: torch.device) -> Timeline:
