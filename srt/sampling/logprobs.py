@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from srt.sampling.draw import token_weights
-from srt.sampling.truncate import Truncation, keep_likely
+from kernels.sample.race import token_weights
+from kernels.sample.truncate import Truncation, keep_likely
 from srt.wire.params import LogprobEntry, TokenLogprobs
 
 
@@ -53,20 +53,31 @@ def token_logprobs(
     best first. Nothing is changed."""
     if not nums:
         return []
+    return list_logprobs(*measure(logits, tokens, max(nums)), tokens.tolist(), nums)
+
+
+def measure(
+    logits: torch.Tensor, tokens: torch.Tensor, num: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-softmax of each row of logits [n, V] at its token, then the `num` largest (V if there are no
+    more), best first: [n, 1 + num] float32; and the ids of those, [n, num] int64. Waits for nothing."""
     total = logits.logsumexp(-1, keepdim=True)
-    chosen = (logits.gather(1, tokens[:, None]) - total)[:, 0].tolist()
-    values, ids = logits.topk(min(max(nums), logits.shape[1]), dim=-1)
-    best = (values - total).tolist()
-    best_ids = ids.tolist()
+    chosen = logits.gather(1, tokens[:, None])
+    values, ids = logits.topk(min(num, logits.shape[1]), dim=-1)
+    return torch.cat([chosen, values], dim=1) - total, ids
+
+
+def list_logprobs(
+    values: torch.Tensor, ids: torch.Tensor, tokens: list[int], nums: list[int]
+) -> list[TokenLogprobs]:
+    """What `measure` found for `tokens`, as it travels; `nums[i]` of the best for row i."""
     return [
         TokenLogprobs(
-            chosen=LogprobEntry(token=token, logprob=logprob),
+            chosen=LogprobEntry(token=token, logprob=found[0]),
             top=[
                 LogprobEntry(token=other, logprob=value)
-                for other, value in zip(best_ids[place][:num], best[place][:num], strict=True)
+                for other, value in zip(best[:num], found[1 : 1 + num], strict=True)
             ],
         )
-        for place, (token, logprob, num) in enumerate(
-            zip(tokens.tolist(), chosen, nums, strict=True)
-        )
+        for token, found, best, num in zip(tokens, values.tolist(), ids.tolist(), nums, strict=True)
     ]

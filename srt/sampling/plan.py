@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.sample.noise import seed_keys
+from kernels.sample.truncate import Truncation
 from srt.sampling.logprobs import Wanted, WantedProcessed
-from srt.sampling.noise import seed_keys
 from srt.sampling.penalties import PenaltyBatch, PenaltyTables
-from srt.sampling.truncate import Truncation
+from srt.sampling.transfer import send
 from srt.wire.params import LogprobsMode, SamplingParams
 
 BAN = -100.0  # a bias of this or less forbids the token; any other is added as it is
@@ -81,24 +82,24 @@ class Planner:
         self._device = device
         self._tables = tables
 
-    def build(self, rows: list[int], states: list[RowState]) -> Plan:
-        """`states[i]` belongs to `rows[i]`."""
+    def build(self, rows: list[int], states: list[RowState], *, with_draws: bool = True) -> Plan:
+        """`states[i]` belongs to `rows[i]`. Draws are of no use to who keeps them on the device."""
         return Plan(
             rows=list(rows),
             index=self._ints(rows),
             biases=self._biases(states),
             bans=self._bans(rows, states),
             penalties=self._penalties(states),
-            draws=self._draws(rows, states),
+            draws=self._draws(rows, states) if with_draws else None,
             raw=Wanted(**_asks(states, "raw")),
             processed=self._processed(states),
         )
 
     def _ints(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return send(values, torch.int64, self._device)
 
     def _column(self, values: list[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=self._device)[:, None]
+        return send(values, dtype, self._device)[:, None]
 
     def _biases(self, states: list[RowState]) -> Biases | None:
         where: list[int] = []
@@ -134,14 +135,14 @@ class Planner:
         if not places:
             return None
         params = [states[place].params for place in places]
-        index = self._ints(slots)
         return PenaltyBatch(
             places=self._ints(places),
-            slots=index,
+            slots=self._ints(slots),
             repetition=self._column([each.repetition_penalty for each in params]),
             presence=self._column([each.presence_penalty for each in params]),
             frequency=self._column([each.frequency_penalty for each in params]),
-            width=self._tables.longest(index),
+            owners=slots,
+            width=self._tables.longest(slots),
         )
 
     def _draws(self, rows: list[int], states: list[RowState]) -> Draws | None:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 
 from kernels.best_token import BestToken, composed
+from kernels.sample.noise import position_keys
+from kernels.sample.race import draw, token_weights
+from kernels.sample.truncate import draw_truncated
 from srt.protocols.forward_batch import NOTHING_LEFT, RowSetup
-from srt.sampling.draw import draw, token_weights
 from srt.sampling.logprobs import Wanted, drawn_logits, token_logprobs
 from srt.sampling.masks import forbid_unmasked
-from srt.sampling.noise import position_keys
 from srt.sampling.penalties import PenaltyTables
 from srt.sampling.plan import Draws, Plan, Planner, RowState
-from srt.sampling.truncate import draw_truncated
 from srt.wire.params import SamplingParams, TokenLogprobs
 
 

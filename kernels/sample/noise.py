@@ -41,9 +41,18 @@ def mix(x: torch.Tensor) -> torch.Tensor:
     return x ^ shift_right(x, 31)
 
 
+def seed_key(seed: int) -> int:
+    """`mix` of one number. Only the low 64 bits of a seed count."""
+    mask = (1 << 64) - 1
+    x = seed & mask
+    x = ((x ^ (x >> 30)) * FIRST) & mask
+    x = ((x ^ (x >> 27)) * SECOND) & mask
+    return _signed(x ^ (x >> 31))
+
+
 def seed_keys(seeds: list[int], device: torch.device) -> torch.Tensor:
-    """[R] int64. Only the low 64 bits of a seed count."""
-    return mix(torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64, device=device))
+    """[R] int64."""
+    return torch.tensor([seed_key(seed) for seed in seeds], dtype=torch.int64, device=device)
 
 
 def position_keys(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

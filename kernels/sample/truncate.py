@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from srt.sampling.draw import BLOCK, draw
+from kernels.sample.race import BLOCK, draw
 
 NUM_BLOCKS = 64  # looked at first; enough whenever few tokens are kept
 
@@ -39,7 +39,7 @@ class Truncation:
 
 
 def draw_truncated(weights: torch.Tensor, rules: Truncation, keys: torch.Tensor) -> torch.Tensor:
-    """`srt.sampling.draw.draw` among the tokens that the rules keep. weights: [R, blocks, 64]."""
+    """`kernels.sample.race.draw` among the tokens that the rules keep. weights: [R, blocks, 64]."""
     num_blocks = weights.shape[1]
     some = max(NUM_BLOCKS, rules.max_top_k)
     if some >= num_blocks:

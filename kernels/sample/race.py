@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from srt.sampling.noise import exponential
+from kernels.sample.noise import exponential
 
 BLOCK = 64
 BLOCK_COUNTERS = 1 << 40  # noise counters of blocks start here; those of tokens are their ids
