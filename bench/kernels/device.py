@@ -42,8 +42,9 @@ def make_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def copy_bandwidth() -> float:
-    """Bytes per second, read and written, of a copy much larger than the caches: what memory gives."""
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+def memory_bandwidth() -> float:
+    """Bytes per second, read and written, of a simple kernel over much more than the caches hold."""
+    source = torch.zeros(COPY_BYTES // 4, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
-    return 2 * COPY_BYTES / (microseconds([lambda: target.copy_(source)], rounds=3) * 1e-6)
+    times = microseconds([lambda: torch.neg(source, out=target)], rounds=3)
+    return 2 * COPY_BYTES / (times * 1e-6)

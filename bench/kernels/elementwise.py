@@ -1,8 +1,8 @@
 """python -m bench.kernels.elementwise: the small Triton kernels on a GPU, each checked, then timed.
 
 Per case: microseconds per launch within a CUDA graph, of ours and of the torch composition; the bytes
-that must move, per second, and the part of a plain copy's bandwidth that is. Few tokens measure a
-launch, not memory.
+that must move, per second, and the part that is of what the simplest kernel moves. Few tokens measure
+a launch, not memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from bench.kernels.device import copy_bandwidth, microseconds
+from bench.kernels.device import memory_bandwidth, microseconds
 from kernels import merge_state, ops, step_inputs
 from kernels.ops import Ops
 
@@ -55,6 +55,18 @@ def make_calls(
 ) -> tuple[Call, Call, Call]:
     ours, theirs, exact = (ops.select(name) for name in ("triton", "torch", "reference"))
     return partial(run, ours), partial(run, theirs), partial(check, ours, exact)
+
+
+def rows(tokens: int, size: int) -> Case:
+    def make() -> tuple[Call, Call, Call]:
+        weight, token_ids = random(20000, size), torch.randint(0, 20000, (tokens,), device="cuda")
+
+        def check(ours: Ops, exact: Ops) -> None:
+            assert torch.equal(ours.embed(token_ids, weight), exact.embed(token_ids, weight))
+
+        return make_calls(lambda each: each.embed(token_ids, weight), check)
+
+    return Case(name=f"embed {tokens} x {size}", num_bytes=4 * tokens * size, make=make)
 
 
 def norms(tokens: int, size: int) -> Case:
@@ -116,15 +128,15 @@ def rotations(tokens: int, heads: int, has_norms: bool, dtype: torch.dtype) -> C
     return Case(name=name + ", e4m3" * (dtype == E4M3), num_bytes=num_bytes, make=make)
 
 
-def steps(rows: int) -> Case:
+def steps(num: int) -> Case:
     ours, theirs = step_inputs.select("triton"), step_inputs.select("reference")
 
     def make() -> tuple[Call, Call, Call]:
         table = torch.randint(0, SLOTS, (513, 512), dtype=torch.int32, device="cuda")
         last = torch.randint(0, 99999, (513,), device="cuda")
-        which = torch.randperm(513, device="cuda")[:rows].int()
-        starts = torch.randint(0, 8192, (rows,), dtype=torch.int32, device="cuda")
-        mine, right = torch.zeros(2, 3, rows, dtype=torch.int64, device="cuda")
+        which = torch.randperm(513, device="cuda")[:num].int()
+        starts = torch.randint(0, 8192, (num,), dtype=torch.int32, device="cuda")
+        mine, right = torch.zeros(2, 3, num, dtype=torch.int64, device="cuda")
 
         def run(each: step_inputs.StepInputsOps, out: torch.Tensor) -> None:
             given = (which, starts, table, last, PAGE_SIZE)
@@ -137,7 +149,7 @@ def steps(rows: int) -> Case:
 
         return partial(run, ours, mine), partial(run, theirs, right), check
 
-    return Case(name=f"decode_inputs {rows}", num_bytes=rows * 44, make=make)
+    return Case(name=f"decode_inputs {num}", num_bytes=num * 44, make=make)
 
 
 def merges(tokens: int) -> Case:
@@ -161,7 +173,8 @@ def cases() -> Iterator[Case]:
         yield from (norms(tokens, size) for size in HIDDEN)
         yield from (gates(tokens, size) for size in FFN)
         yield from (rotations(tokens, *shape) for shape in HEADS)
-    yield from (steps(rows) for rows in (1, 32, 256))
+    yield from (rows(tokens, 4096) for tokens in (1, 16, 8192))
+    yield from (steps(num) for num in (1, 32, 256))
     yield from (merges(tokens) for tokens in (16, 4096))
 
 
@@ -181,11 +194,11 @@ def host_microseconds() -> float:
 
 def main() -> None:
     torch.manual_seed(time.time_ns() % 2**32)
-    copied = copy_bandwidth()
+    measured = memory_bandwidth()
     host = host_microseconds()
-    print(f"{torch.cuda.get_device_name()}: a copy moves {copied / 1e12:.2f} TB/s; ", end="")
+    print(f"{torch.cuda.get_device_name()}: memory moves {measured / 1e12:.2f} TB/s; ", end="")
     print(f"the host takes {host:.1f} us for a launch")
-    print(f"{'case':40} {'us':>8} {'torch us':>9} {'GB/s':>7} {'of copy':>8}")
+    print(f"{'case':40} {'us':>8} {'torch us':>9} {'GB/s':>7} {'of that':>8}")
     done = {}
     for case in cases():
         num = max(2, min(MAX_BUFFERS, ROTATED_BYTES // max(case.num_bytes, 1)))
@@ -194,11 +207,11 @@ def main() -> None:
         ours, theirs = (microseconds([each[side] for each in made]) for side in (0, 1))
         rate = case.num_bytes / (ours * 1e-6)
         print(
-            f"{case.name:40} {ours:8.2f} {theirs:9.2f} {rate / 1e9:7.0f} {rate / copied:8.0%}",
+            f"{case.name:40} {ours:8.2f} {theirs:9.2f} {rate / 1e9:7.0f} {rate / measured:8.0%}",
             flush=True,
         )
         done[case.name] = {"us": ours, "torch_us": theirs, "bytes_per_s": rate}
-    print(json.dumps({"benchmark": "elementwise", "copy": copied, "host": host, "cases": done}))
+    print(json.dumps({"benchmark": "elementwise", "memory": measured, "host": host, "cases": done}))
 
 
 if __name__ == "__main__":

@@ -56,16 +56,15 @@ def rotate_token(
     NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Shapes as in `kernels.rope.rope_write_kv`; grid: [T, (HEADS + 2 KV_HEADS) / GROUP]."""
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * GROUP  # the first of the group, among q, k and v heads
+    """Shapes as in `kernels.rope.rope_write_kv`; grid: [T * (HEADS + 2 KV_HEADS) / GROUP]."""
+    groups: tl.constexpr = (HEADS + 2 * KV_HEADS) // GROUP
+    token = (tl.program_id(0) // groups).to(tl.int64)
+    head = tl.program_id(0) % groups * GROUP  # the first of the group, among q, k and v heads
     columns = tl.arange(0, BLOCK)
     mask = (columns < HALF)[None, :]
     heads = tl.arange(0, GROUP)[:, None]
     in_heads = heads * (2 * HALF) + columns[None, :]
-    in_head = (
-        heads * 0 + columns[None, :]
-    )  # what all heads share is loaded in the heads' own layout
+    in_head = heads * 0 + columns[None, :]  # what heads share is loaded in the layout of heads
     if NORM:
         norm_ptr = q_norm_ptr if head < HEADS else k_norm_ptr
         first_weight = tl.load(norm_ptr + in_head, mask=mask, other=0.0).to(tl.float32)
@@ -73,19 +72,21 @@ def rotate_token(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    heads_ptr = qkv_ptr + (token * (HEADS + 2 * KV_HEADS) + head) * (2 * HALF) + in_heads
-    first = tl.load(heads_ptr, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(heads_ptr + HALF, mask=mask, other=0.0).to(tl.float32)
+    position = tl.load(positions_ptr + token)  # first: the angles wait for it
     slot = tl.load(slots_ptr + token)
+    heads_ptr = qkv_ptr + (token * (HEADS + 2 * KV_HEADS) + head) * (2 * HALF) + in_heads
+    first_half = tl.load(heads_ptr, mask=mask, other=0.0)
+    second_half = tl.load(heads_ptr + HALF, mask=mask, other=0.0)
+    angles = cos_sin_ptr + position * (2 * HALF) + in_head
     if head < HEADS + KV_HEADS:
+        cosine = tl.load(angles, mask=mask, other=0.0)
+        sine = tl.load(angles + HALF, mask=mask, other=0.0)
+        first, second = first_half.to(tl.float32), second_half.to(tl.float32)
         if NORM:
             squares = tl.sum(first * first + second * second, axis=1) / (2 * HALF)
             scale = tl.rsqrt(squares + eps)[:, None]
             first = first * scale * first_weight
             second = second * scale * second_weight
-        angles = cos_sin_ptr + tl.load(positions_ptr + token) * (2 * HALF) + in_head
-        cosine = tl.load(angles, mask=mask, other=0.0)
-        sine = tl.load(angles + HALF, mask=mask, other=0.0)
         turned = first * cosine - second * sine
         second = second * cosine + first * sine
         if head < HEADS:
@@ -96,6 +97,7 @@ def rotate_token(
             store_heads(k_ptr, places, mask, turned, second, k_inverse, HALF)
     else:
         places = (slot * KV_HEADS + head - HEADS - KV_HEADS) * (2 * HALF) + in_heads
+        first, second = first_half.to(tl.float32), second_half.to(tl.float32)
         store_heads(v_ptr, places, mask, first, second, v_inverse, HALF)
 
 
@@ -127,7 +129,7 @@ def bind() -> RopeWriteKV:
         half = head_dim // 2
         block = next_power_of_two(half)
         launch(
-            (tokens, (num_heads + 2 * num_kv_heads) // group, 1),
+            (tokens * (num_heads + 2 * num_kv_heads) // group, 1, 1),
             (qkv, positions, cos_sin, slots, k_plane, v_plane, q_norm, k_norm, q),
             (eps, 1.0 / k_scale, 1.0 / v_scale),
             (num_heads, num_kv_heads, half, group, block, q_norm is not None),

@@ -158,6 +158,13 @@ def test_a_graph_of_dependent_launches_gives_the_bits_of_single_ones(ours):
         assert torch.equal(planes, wanted_planes)
 
 
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("size", [576, 4096])
+def test_embedded_tokens(ours, exact, tokens, size):
+    weight, token_ids = random(150000, size), torch.randint(0, 150000, (tokens,), device="cuda")
+    assert torch.equal(ours.embed(token_ids, weight), exact.embed(token_ids, weight))
+
+
 @pytest.mark.parametrize("rows", [1, 33, 256])
 def test_step_inputs(rows):
     mine, right = step_inputs.select("triton"), step_inputs.select("reference")
