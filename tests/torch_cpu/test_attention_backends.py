@@ -1,17 +1,25 @@
-"""The sdpa backend against the reference kernel, and a hybrid of two against one."""
+"""Each backend against the reference kernel, a hybrid of two against one, and who may be chosen."""
 
 from __future__ import annotations
+
+import os
+from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 from kernels.ops import select
 from srt.attention import sdpa
+from srt.attention.capability import FP8, TABLE, Half, Need, can_record
 from srt.attention.hybrid import HybridAttention
 from srt.attention.native import NativeAttention
 from srt.attention.sdpa import SdpaAttention
+from srt.attention.select import BackendPair, build_backend, select_backend
 from srt.cache.pools import PagedKVPool
+from srt.errors import ConfigError
 from srt.protocols.attention import AttentionBackend, AttentionBatch
+from tests.triton_loops import mend_loop_bounds
 
 HEADS, KV_HEADS, DIM = 6, 2, 16
 DECODES = [(0, 5), (2, 37), (1, 0)]  # row, position
@@ -69,6 +77,22 @@ def reference() -> NativeAttention:
     return NativeAttention(select("reference").paged_attention)
 
 
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's kernels run on the CPU."""
+    if find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    if torch.cuda.is_available():
+        pytest.skip("here Triton compiles for the GPU, see tests/gpu")
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are defined
+    mend_loop_bounds(monkeypatch)
+
+
+def triton(*, deterministic: bool = False) -> AttentionBackend:
+    pair = BackendPair(prefill="triton", decode="triton")
+    return build_backend(pair, select("reference").paged_attention, deterministic=deterministic)
+
+
 @pytest.mark.parametrize("window", [None, 1, 7, 100])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize(
@@ -113,3 +137,188 @@ def test_uneven_decodes_are_cut_into_groups(monkeypatch: pytest.MonkeyPatch) -> 
     made = make_batch(16, [(0, 5), (1, 9), (2, 50), (3, 3), (4, 60)], [])
     expected = run(reference(), made, None)
     torch.testing.assert_close(run(SdpaAttention(), made, None), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize(
+    ("decodes", "prefills"), [(DECODES, PREFILLS), (DECODES, []), ([], PREFILLS)]
+)
+def test_triton_equals_the_reference(
+    decodes: list[tuple[int, int]],
+    prefills: list[tuple[int, int, int]],
+    window: int | None,
+    deterministic: bool,
+    interpreted: None,
+) -> None:
+    made = make_batch(16, decodes, prefills)
+    expected = run(reference(), made, window)
+    found = run(triton(deterministic=deterministic), made, window)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_was_captured_reads_the_batch_anew(interpreted: None) -> None:
+    batch, pool, q = make_batch(16, DECODES, [])
+    backends = (triton(), HybridAttention(prefill=SdpaAttention(), decode=triton()))
+    for backend in (*backends, reference(), SdpaAttention()):
+        backend.capture(batch)
+        backend.forward(q, 0, pool, scale=0.3, window=None)
+        later = replace(batch, starts=batch.starts + 3, starts_host=[8, 40, 3])
+        expected = run(reference(), (later, pool, q), None)
+        batch.starts += 3
+        batch.starts_host = later.starts_host
+        backend.replay(batch)
+        found = backend.forward(q, 0, pool, scale=0.3, window=None)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        batch.starts -= 3
+
+
+def with_tree(
+    made: tuple[AttentionBatch, PagedKVPool, torch.Tensor], index: int
+) -> tuple[AttentionBatch, PagedKVPool, torch.Tensor]:
+    """Slice `index`, of at most 60 tokens, becomes a tree: a token sees itself and every second
+    before it."""
+    batch, pool, q = made
+    bases = [-1] * len(batch.rows_host)
+    bases[index] = batch.starts_host[index]
+    visible = torch.zeros(len(q), dtype=torch.int64)
+    first = sum(batch.lengths_host[:index])
+    for i in range(batch.lengths_host[index]):
+        visible[first + i] = sum(1 << j for j in range(i, -1, -2))
+    positions = batch.positions.clone()
+    positions[:] = torch.cat(
+        [
+            torch.arange(start, start + length)
+            for start, length in zip(batch.starts_host, batch.lengths_host, strict=True)
+        ]
+    )
+    base = torch.tensor(bases, dtype=torch.int32)
+    made_batch = replace(batch, bases=base, bases_host=bases, visible=visible, positions=positions)
+    return made_batch, pool, q
+
+
+def test_trees_reach_a_backend_that_takes_them(interpreted: None) -> None:
+    class Refusing(SdpaAttention):
+        def plan(self, batch: AttentionBatch) -> None:
+            assert batch.bases is None
+            super().plan(batch)
+
+    for index in (3, 4):  # a slice of 20 tokens, one of 9
+        made = with_tree(make_batch(16, DECODES, PREFILLS), index)
+        expected = run(reference(), made, None)
+        hybrid = HybridAttention(prefill=Refusing(), decode=triton(), short=16, has_tree=False)
+        for backend in (triton(), hybrid):
+            torch.testing.assert_close(run(backend, made, None), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_short_slices_in_front_are_verified_by_the_decode_backend() -> None:
+    class Recorder(SdpaAttention):
+        lengths: list[int]
+
+        def plan(self, batch: AttentionBatch) -> None:
+            self.lengths = batch.lengths_host
+            super().plan(batch)
+
+    prefill, decode = Recorder(), Recorder()
+    hybrid = HybridAttention(prefill=prefill, decode=decode, short=9)
+    made = make_batch(16, DECODES, [(5, 17, 9), (3, 0, 20), (4, 40, 1)])
+    torch.testing.assert_close(
+        run(hybrid, made, None), run(reference(), made, None), rtol=1e-5, atol=1e-5
+    )
+    assert decode.lengths == [1, 1, 1, 9]
+    assert prefill.lengths == [20, 1]
+
+
+def test_the_scales_of_a_narrow_pool_are_applied() -> None:
+    batch, pool, q = make_batch(16, DECODES, PREFILLS)
+    expected = run(reference(), (batch, pool, q), None)
+    narrow = PagedKVPool(
+        num_pages=pool.num_pages,
+        page_size=16,
+        num_layers=1,
+        num_kv_heads=KV_HEADS,
+        head_dim=DIM,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        scales=[(0.5, 4.0)],
+    )
+    narrow.keys(0)[:] = pool.keys(0) * 2
+    narrow.values(0)[:] = pool.values(0) / 4
+    found = run(SdpaAttention(), (batch, narrow, q), None)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+GPU = Need(
+    device="cuda",
+    dtype="bfloat16",
+    head_dim=128,
+    window=False,
+    has_library=False,
+    capability=90,
+    has_flashinfer=True,
+    has_triton=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("need", "prefill", "decode"),
+    [
+        (GPU, "flashinfer", "triton"),
+        (replace(GPU, has_flashinfer=False), "triton", "triton"),
+        (replace(GPU, head_dim=64), "triton", "triton"),  # would be compiled for minutes
+        (replace(GPU, window=True), "triton", "triton"),
+        (replace(GPU, tree=True), "flashinfer", "triton"),
+        (replace(GPU, deterministic=True), "triton", "triton"),
+        (replace(GPU, dtype=FP8, query_dtype="bfloat16"), "triton", "triton"),
+        (replace(GPU, has_triton=False), "flashinfer", "flashinfer"),
+        (replace(GPU, has_triton=False, has_flashinfer=False), "sdpa", "sdpa"),
+        (replace(GPU, capability=75), "sdpa", "sdpa"),
+        (replace(GPU, device="cpu", has_library=True), "native", "native"),
+    ],
+)
+def test_an_open_wish_takes_the_best_that_can(need: Need, prefill: str, decode: str) -> None:
+    chosen: dict[Half, str] = {"prefill": prefill, "decode": decode}
+    for half, name in chosen.items():
+        assert select_backend(None, need, "attention_backend", half) == name
+
+
+@pytest.mark.parametrize(
+    ("wish", "need", "reason"),
+    [
+        (
+            "flashinfer",
+            replace(GPU, has_flashinfer=False),
+            "flashinfer-python, which is not installed",
+        ),
+        ("flashinfer", replace(GPU, window=True), "has no sliding window"),
+        ("flashinfer", replace(GPU, tree=True), "cannot verify a tree of guesses"),
+        ("flashinfer", replace(GPU, head_dim=96), "head_dim 96 is not one of"),
+        ("flashinfer", replace(GPU, deterministic=True), "the same bits"),
+        ("triton", replace(GPU, head_dim=512), "head_dim 512 is larger than 256"),
+        ("triton", replace(GPU, capability=75), "compute capability 8.0, this one has 7.5"),
+        (
+            "triton",
+            replace(GPU, dtype=FP8, query_dtype="bfloat16", capability=80),
+            "compute capability 8.9, this one has 8.0",
+        ),
+        ("triton", replace(GPU, device="cpu"), "runs on cuda, not cpu"),
+        ("sdpa", replace(GPU, cap=True), "cannot cap scores"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_says_why(wish: str, need: Need, reason: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"decode_attention_backend={wish} cannot be met"
+    ) as raised:
+        select_backend(wish, need, "decode_attention_backend")
+    assert f"{wish}: " in str(raised.value) and reason in str(raised.value)
+
+
+def test_an_explicit_wish_may_compile() -> None:
+    need = replace(GPU, head_dim=64)
+    assert (
+        select_backend("flashinfer", need, "prefill_attention_backend", "prefill") == "flashinfer"
+    )
+
+
+def test_what_can_be_recorded() -> None:
+    assert [row.name for row in TABLE if can_record(row.name)] == ["flashinfer", "triton"]
