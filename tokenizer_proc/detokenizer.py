@@ -71,8 +71,35 @@ class DetokenizerService:
         None if nothing of it can be sent yet."""
         if not isinstance(message, Tokens):
             return message
-        items = [text for item in message.all_items() if (text := self._take(item)) is not None]
-        return Texts(step=message.step, items=items) if items else None
+        made = Texts(step=message.step)
+        for item in message.items:
+            self._add(made, item)
+        self._add_plain(made, message)
+        return made if made.items or made.uids else None
+
+    def _add(self, made: Texts, item: TokenItem) -> None:
+        text = self._take(item)
+        if text is not None:
+            made.items.append(text)
+
+    def _add_plain(self, made: Texts, message: Tokens) -> None:
+        """The short form goes on in short form, but for streams that their text may end."""
+        uids, plain, texts = made.uids, made.plain, made.texts
+        for uid, token in zip(message.uids, message.plain, strict=True):
+            stream = self._live.get(uid)
+            if stream is None or stream.may_stop:
+                self._add(made, TokenItem(uid=uid, tokens=[token]))
+                continue
+            try:
+                text = stream.take_token(token)
+            except Exception as error:
+                made.items.append(self._fail(uid, error))
+                self._forget(uid)
+                continue
+            if text is not None:
+                uids.append(uid)
+                plain.append(token)
+                texts.append(text)
 
     def _take(self, item: TokenItem) -> TextItem | None:
         if item.opened is not None:
@@ -85,18 +112,25 @@ class DetokenizerService:
             made = made or TextItem(uid=item.uid)
             made.opened = True
         if made is not None and made.finish is not None:
-            del self._live[item.uid]
             if made.stopped:
-                self._remember(item.uid)
+                self._forget(item.uid)
+            else:
+                del self._live[item.uid]
         return made
 
     def _advance(self, stream: TextStream, item: TokenItem) -> TextItem | None:
         try:
             return stream.take(item)
-        except Exception as error:  # an error of ours ends this sample, never everybody's engine
-            logger.exception("uid %d: its text could not be made", item.uid)
-            finish = Finish(reason="error", failure=to_failure(error))
-            return TextItem(uid=item.uid, finish=finish, stopped=item.finish is None)
+        except Exception as error:
+            made = self._fail(item.uid, error)
+            made.stopped = item.finish is None
+            return made
+
+    def _fail(self, uid: int, error: Exception) -> TextItem:
+        """An error of ours ends this sample, never everybody's engine."""
+        logger.error("uid %d: its text could not be made", uid, exc_info=error)
+        finish = Finish(reason="error", failure=to_failure(error))
+        return TextItem(uid=uid, finish=finish, stopped=True)
 
     def _open(self, item: TokenItem) -> None:
         options = item.opened
@@ -108,7 +142,9 @@ class DetokenizerService:
         patterns = [self._compile_pattern(text) for text in options.stop_regex]
         self._live[item.uid] = TextStream(options, self._vocabulary, stops, patterns=patterns)
 
-    def _remember(self, uid: int) -> None:
+    def _forget(self, uid: int) -> None:
+        """It was ended here, and the scheduler does not know that yet."""
+        del self._live[uid]
         self._stopped[uid] = None
         if len(self._stopped) > _NUM_STOPPED:
             del self._stopped[next(iter(self._stopped))]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from srt.errors import DuplicateRequest
-from srt.wire.messages import Output, TextItem
+from srt.wire.messages import Output, TextItem, Texts
 from srt.wire.params import Finish, Usage
 
 
@@ -90,6 +90,18 @@ class RequestTable:
 
     def find_uid(self, uid: int) -> LiveRequest | None:
         return self._by_uid.get(uid)
+
+    def add_plain(self, texts: Texts, outputs: dict[bytes, list[Output]]) -> int:
+        """What came in short form, as each peer sees it. Returns how many of it were too late."""
+        num_late = 0
+        for uid, token, text in zip(texts.uids, texts.plain, texts.texts, strict=True):
+            request = self._by_uid.get(uid)
+            if request is None:
+                num_late += 1
+                continue
+            output = Output(rid=request.rid, index=request.open[uid], text=text, token_ids=[token])
+            outputs.setdefault(request.peer, []).append(output)
+        return num_late
 
     def add(self, peer: bytes, rid: str, n: int) -> LiveRequest:
         """Raises DuplicateRequest."""

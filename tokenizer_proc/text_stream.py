@@ -72,6 +72,21 @@ class TextStream:
         self._kept = TextItem(uid=0, tokens=[])  # without `stream`: all so far
         self._kept_text: list[str] = []
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether its text may end it."""
+        return self._matcher is not None
+
+    def take_token(self, token: int) -> str | None:
+        """`take` for an item with one token and nothing else, of a stream that its text cannot end. The
+        text that goes with the token; None if both are kept until the end."""
+        text = self._push(token, None) if self._options.detokenize else ""
+        if self._options.stream:
+            return text
+        self._kept_text.append(text)
+        self._kept.tokens.append(token)
+        return None
+
     def take(self, item: TokenItem) -> TextItem | None:
         """The next text; None if there is nothing to send yet. After an item with `finish` the sample
         is over and must not be fed again."""

@@ -273,6 +273,7 @@ class TokenizerService:
                 self._requests.close_sample(request, item.uid)
                 if item.stopped:
                     self._work.send(AbortWork(uid=item.uid, reason="stop", quiet=True))
+        self.late_items += self._requests.add_plain(texts, outputs)
         for peer, items in outputs.items():
             self._reply(peer, Outputs(items=items))
 

@@ -142,3 +142,14 @@ class StepResult(msgspec.Struct, kw_only=True):
     launch_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
+
+
+def shorten(slices: list[Slice], results: list[SliceResult]) -> list[int]:
+    """The longest `StepResult.plain` for these results; what it covers is to be left out of `slices`."""
+    plain: list[int] = []
+    for piece, got in zip(slices, results, strict=True):
+        is_plain = piece.tokens is None and len(got.tokens) == 1 and got.num_drafted == 0
+        if not is_plain or got.logprobs is not None or got.error is not None:
+            break
+        plain.append(got.tokens[0])
+    return plain

@@ -304,10 +304,14 @@ class TextItem(Item, gc=False):
 
 
 class Texts(Message, tag="texts"):
-    """All items of one step, in the order of its `Tokens`."""
+    """What became of one step's `Tokens`. It has the same short form: `uids[i]` got the token
+    `plain[i]`, and with it `texts[i]`, which may be empty."""
 
     step: int
-    items: list[TextItem]
+    items: list[TextItem] = []
+    uids: list[int] = []
+    plain: list[int] = []
+    texts: list[str] = []
 
 
 FrontRequest = Hello | Generate | Abort | Tokenize | Detokenize | Ask

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from zlib import crc32
 
-from srt.protocols.forward_batch import ForwardBatch, SliceResult, StepResult
+from srt.protocols.forward_batch import ForwardBatch, SliceResult, StepResult, shorten
 from srt.protocols.worker import WorkerFacts
 from srt.scheduler.budget import Settings
 from srt.scheduler.build import build_scheduler
@@ -32,18 +32,6 @@ class HashTicket:
         if self.result is None:
             raise RuntimeError("the step failed")
         return self.result
-
-
-def shorten(batch: ForwardBatch, results: list[SliceResult]) -> list[int]:
-    """The longest short form of these results."""
-    plain: list[int] = []
-    for piece, got in zip(batch.slices, results, strict=True):
-        if piece.tokens is not None or not piece.sample or got.error is not None:
-            break
-        if len(got.tokens) != 1 or got.num_drafted or got.logprobs is not None:
-            break
-        plain.append(got.tokens[0])
-    return plain
 
 
 class HashWorker:
@@ -93,7 +81,7 @@ class HashWorker:
             for i in range(piece.draft):  # guesses, and what a wrong one leaves behind
                 self.kv[self._slot(piece.row, piece.start + 1 + i)] = -99
         results = [self._result(batch.step, piece) for piece in batch.slices]
-        plain = shorten(batch, results) if self.is_short and batch.step % 3 else []
+        plain = shorten(batch.slices, results) if self.is_short and batch.step % 3 else []
         return HashTicket(
             StepResult(
                 slices=results[len(plain) :],

@@ -106,8 +106,20 @@ class ToyEngine:
         return item
 
     def say(self, *items: TextItem) -> None:
+        """What is a single token and nothing else goes in short form."""
         self.step += 1
-        self._text.send(Texts(step=self.step, items=list(items)))
+        texts = Texts(step=self.step)
+        for item in items:
+            if (
+                item == TextItem(uid=item.uid, text=item.text, tokens=item.tokens[:1])
+                and item.tokens
+            ):
+                texts.uids.append(item.uid)
+                texts.plain.append(item.tokens[0])
+                texts.texts.append(item.text)
+            else:
+                texts.items.append(item)
+        self._text.send(texts)
 
     def works(self) -> list[Work]:
         return [message for message in self.seen if isinstance(message, Work)]

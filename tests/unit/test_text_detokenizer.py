@@ -12,7 +12,7 @@ from scheduler_fakes import Box, prompt, work
 
 from srt.wire import codec as wire
 from srt.wire.memory import memory_pipe
-from srt.wire.messages import Reply, TextItem, TokenItem, Tokens, Turn
+from srt.wire.messages import Reply, TextItem, TextMessage, Texts, TokenItem, Tokens, Turn
 from srt.wire.params import (
     CacheReport,
     Finish,
@@ -56,8 +56,10 @@ def feed(
     finish: Finish | None = None,
     per_step: int = 1,
     with_logprobs: bool = True,
+    is_short: bool = False,
 ) -> list[TextItem]:
-    """All items of one sample: opened, `ids` in steps, `finish` with the last ones."""
+    """All items of one sample: opened, `ids` in steps, `finish` with the last ones. `is_short`: single
+    tokens come in short form."""
     items = [TokenItem(uid=1, opened=options)]
     for at in range(0, len(ids), per_step):
         some = ids[at : at + per_step]
@@ -70,10 +72,21 @@ def feed(
         items[-1].finish = finish
     made: list[TextItem] = []
     for number, item in enumerate(items):
-        out = service.translate(Tokens(step=number, items=[item]))
+        if is_short and item == TokenItem(uid=1, tokens=item.tokens[:1]) and item.tokens:
+            message = Tokens(step=number, uids=[1], plain=item.tokens)
+        else:
+            message = Tokens(step=number, items=[item])
+        out = service.translate(message)
         if out is not None:
-            made += out.items
+            made += all_items(out)
     return made
+
+
+def all_items(message: TextMessage) -> list[TextItem]:
+    """Those in short form too."""
+    assert isinstance(message, Texts)
+    short = zip(message.uids, message.plain, message.texts, strict=True)
+    return message.items + [TextItem(uid=u, tokens=[t], text=text) for u, t, text in short]
 
 
 def text_of(made: list[TextItem]) -> str:
@@ -326,6 +339,40 @@ def test_streamed_equals_gathered_equals_one_shot(
     if results[0][1] is None:
         codec = ScriptCodec([EOS.encode(), b"a", b"ab", "\U0001f9ed".encode()], [256], None)
         assert results[0][0] == codec.decode(ids, skip)
+
+
+@given(
+    st.lists(st.integers(0, 259), max_size=30),
+    st.sampled_from([[], ["ab", "\U0001f9ed"]]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+def test_the_short_form_means_the_same(
+    ids: list[int], stop: list[str], skip: bool, stream: bool, detokenize: bool
+) -> None:
+    options = TextOptions(stop=stop, stream=stream, skip_special_tokens=skip, detokenize=detokenize)
+    results = []
+    for is_short in (False, True):
+        service, _ = rig("a", "ab", "\U0001f9ed")
+        results.append(feed(service, ids, options, LENGTH, 1, False, is_short))
+        assert service.num_live == service.unknown_items == 0
+    assert results[0] == results[1]
+
+
+def test_faults_in_short_form(caplog: pytest.LogCaptureFixture) -> None:
+    service, (a,) = rig("a")
+    opened = [TokenItem(uid=uid, opened=TextOptions()) for uid in (1, 2)]
+    service.translate(Tokens(step=0, items=opened))
+    broken = Tokens(step=1, uids=[1, 9, 2], plain=[None, a, a])  # type: ignore[list-item]
+    made = service.translate(broken)
+    assert made is not None
+    first, second = all_items(made)
+    assert first.finish is not None and first.finish.reason == "error" and first.stopped
+    assert second == TextItem(uid=2, tokens=[a], text="a")
+    assert service.unknown_items == 1 and "uid 9" in caplog.text and "uid 1" in caplog.text
+    assert service.translate(Tokens(step=2, uids=[1], plain=[a])) is None
+    assert service.unknown_items == 1 and service.num_live == 1
 
 
 def test_unknown_uids(caplog: pytest.LogCaptureFixture) -> None:

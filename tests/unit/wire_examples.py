@@ -100,6 +100,8 @@ EXAMPLES: dict[str, m.Message] = {
     "tokens": m.Tokens(
         step=1, items=[m.TokenItem(uid=1, opened=TEXT, tokens=[5, 6], finish=FINISH)]
     ),
+    "tokens_short": m.Tokens(step=2, uids=[1, 2], plain=[5, 7]),
+    "texts_short": m.Texts(step=2, uids=[1, 2], plain=[5, 7], texts=["a", ""]),
     "reply": m.Reply(ticket=1, body={"freed": 3}),
     "reply_failure": m.Reply(ticket=2, failure=FAILURE),
     "texts": m.Texts(
