@@ -5,11 +5,17 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from srt.cli.options import cache_folder
+from srt.config.facts import MachineFacts
 from srt.config.probe import probe_machine
+from srt.config.rules_device import INSTALL, why_machine_has_no_gpu
+from srt.launch.kernel_caches import FOLDER, ready_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,12 @@ NEEDED = (
     "llguidance",
     "torch",
 )
+GPU_PACKAGES: Mapping[str, str] = MappingProxyType(
+    {
+        "triton": "without it no model runs on a GPU",
+        "flashinfer-python": "with it prompts are computed faster on sm_90",
+    }
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    findings = [*check_packages(), *check_machine(), *check_cache(Path(cache_folder()))]
+    machine, cache = probe_machine(), Path(cache_folder())
+    findings = [
+        *check_packages(),
+        *check_machine(machine),
+        *check_gpus(machine),
+        *check_cache(cache),
+        *check_kernel_caches(cache, machine),
+    ]
     for finding in findings:
         print(f"{finding.level:<5}{finding.subject:<16}{finding.text}")
     return 1 if any(finding.level == "bad" for finding in findings) else 0
@@ -72,8 +91,7 @@ def check_packages() -> list[Finding]:
     return found
 
 
-def check_machine() -> list[Finding]:
-    machine = probe_machine()
+def check_machine(machine: MachineFacts) -> list[Finding]:
     memory = machine.memory_available / 1e9
     flags = [
         flag
@@ -101,6 +119,58 @@ def check_machine() -> list[Finding]:
             )
         )
     return found
+
+
+def check_gpus(machine: MachineFacts) -> list[Finding]:
+    """Each GPU, what its kernels are made with, and whether the engine would use it."""
+    found = [
+        Finding(
+            "ok",
+            f"gpu-{gpu.index}",
+            f"{gpu.name}, sm_{gpu.capability}, {gpu.memory_total / 1e9:.1f} GB "
+            f"({gpu.memory_free / 1e9:.1f} free), driver {gpu.driver}",
+        )
+        for gpu in machine.gpus
+    ]
+    lack = why_machine_has_no_gpu(machine)
+    if not machine.gpus:
+        return [Finding("note", "gpu", f"none: {lack}; models run on the CPU")]
+    found.append(
+        Finding("ok", "gpu-use", f"models run on gpu 0, with CUDA {machine.torch_cuda}")
+        if lack is None
+        else Finding("note", "gpu-use", f"models run on the CPU: {lack}")
+    )
+    for name, why in GPU_PACKAGES.items():
+        version = machine.versions.get(name)
+        found.append(
+            Finding("ok", name, version)
+            if version
+            else Finding("note", name, f"not installed: {why} ({INSTALL})")
+        )
+    if "flashinfer-python" in machine.versions and shutil.which("nvcc") is None:
+        found.append(
+            Finding(
+                "note",
+                "nvcc",
+                "not on the PATH: FlashInfer can load finished operators only (flashinfer-jit-cache, or "
+                "`tandem warm --unpack`)",
+            )
+        )
+    return found
+
+
+def check_kernel_caches(folder: Path, machine: MachineFacts) -> list[Finding]:
+    """What a start on the GPU would find compiled."""
+    if not machine.gpus:
+        return []
+    kernels = len(list((folder / FOLDER / "triton").glob("*/*.cubin")))
+    ready = ready_folder(str(folder), machine)
+    operators = 0 if ready is None else len(list(ready.rglob("*.so")))
+    level = "ok" if kernels else "note"
+    text = f"{kernels} Triton kernels, {operators} FlashInfer operators in {folder / FOLDER}"
+    if not kernels:
+        text += "; `tandem warm` compiles them before a start has to"
+    return [Finding(level, "kernel-cache", text)]
 
 
 def check_cache(folder: Path) -> list[Finding]:

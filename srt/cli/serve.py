@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from srt.cli.options import (
 )
 from srt.cli.progress import PhaseBars
 from srt.config.args import ServerArgs
+from srt.config.facts import Facts
 from srt.config.resolve import Resolution
 from srt.config.trail import InputSource
 from srt.errors import ConfigError, EngineDead
@@ -26,6 +28,7 @@ from srt.launch.folder import SocketFolder
 from srt.launch.prepare import prepare
 from srt.launch.supervisor import Supervisor
 
+log = logging.getLogger(__name__)
 Ready = dict[str, dict[str, object]]  # what each part said of itself when it was ready
 
 
@@ -66,6 +69,7 @@ def run(options: argparse.Namespace) -> int:
         boot, resolution = prepare(
             args, sources, folder=folder.path, cache_folder=cache_folder(), progress=bars.show
         )
+        warn_of_idle_gpu(boot.facts, resolution)
         roles = (*ENGINE_ROLES, "gateway") if args.gateway else ENGINE_ROLES
         supervisor = Supervisor(boot=boot.encode(), roles=roles, environment=child_environment())
         try:
@@ -121,6 +125,20 @@ def watch(supervisor: Supervisor, signals: Signals, drain_seconds: float) -> int
     return 0
 
 
+def gpu_of(resolution: Resolution) -> str:
+    """The first word of why: its name, unless the user asked for it."""
+    entry = next(entry for entry in resolution.trail if entry.field == "device.device")
+    return entry.reason.split(",")[0] if entry.source == "rule" else "cuda"
+
+
+def warn_of_idle_gpu(facts: Facts, resolution: Resolution) -> None:
+    """A GPU that is there and not used, for a reason that can be mended, should surprise nobody."""
+    entry = next(entry for entry in resolution.trail if entry.field == "device.device")
+    is_chosen = entry.source != "rule" or facts.model.format == "script"
+    if facts.machine.gpus and entry.value == "cpu" and not is_chosen:
+        log.warning("the model runs on the CPU: %s", entry.reason)
+
+
 def print_ready(resolution: Resolution, ready: Ready, seconds: float) -> None:
     """Where it listens, what got how much memory, and a line to try."""
     model = resolution.values["model"]["served_model_name"]
@@ -128,7 +146,8 @@ def print_ready(resolution: Resolution, ready: Ready, seconds: float) -> None:
     memory = scheduler.get("memory_bytes", {})
     assert isinstance(memory, dict)
     bill = ", ".join(f"{use} {size / 1e6:,.0f} MB" for use, size in memory.items())
-    print(f"ready in {seconds:.1f} s: {model}; {bill}", file=sys.stderr)
+    place = "" if resolution.values["device"]["device"] == "cpu" else f" on {gpu_of(resolution)}"
+    print(f"ready in {seconds:.1f} s: {model}{place}; {bill}", file=sys.stderr)
     print(
         f"room for {scheduler.get('kv_tokens')} tokens, {scheduler.get('max_running')} requests at "
         f"once; ZMQ clients: {ready.get('tokenizer', {}).get('front')}",

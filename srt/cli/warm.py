@@ -20,7 +20,7 @@ from srt.config.probe import probe_machine
 from srt.errors import ConfigError
 from srt.launch.ending import leaving_on_sigterm
 from srt.launch.kernel_caches import FOLDER, PACKAGE
-from srt.launch.kernel_pack import collect_ready, pack, unpack
+from srt.launch.kernel_pack import about, collect_ready, pack, unpack
 from srt.launch.prepare import prepare
 
 
@@ -45,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
         count = unpack(options.unpack, cache, probe_machine())
         print(f"{count} files of compiled kernels put into {Path(cache) / FOLDER}")
         return 0
+    if options.pack is not None:
+        about(probe_machine())  # better refused before anything is built
     began = time.monotonic()
     machine, device = warm(options, cache)
     if device == "cuda":
