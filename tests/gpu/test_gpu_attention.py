@@ -84,7 +84,8 @@ def make(
         plane.fill_(float("nan"))
         for row, start, length in zip(rows, starts, lengths, strict=True):
             values = torch.randn(start + length, kv_heads, dim, device="cuda")
-            plane[slots_of(table, row, start + length, page_size)] = values.to(dtype)
+            slots = slots_of(table, row, start + length, page_size)
+            plane.view(torch.uint8)[slots] = values.to(dtype).view(torch.uint8)
     total = sum(lengths)
     batch = AttentionBatch(
         num_decode=next((i for i, n in enumerate(lengths) if n > 1), count),
@@ -116,7 +117,9 @@ def exact(made: Made, window: int | None = None) -> torch.Tensor:
     ):
         slots = slots_of(batch.page_table, row, start + length, batch.page_size)
         k, v = (
-            (plane[slots].float() * scale).transpose(0, 1).repeat_interleave(group, 0)
+            (plane.view(torch.uint8)[slots].view(plane.dtype).float() * scale)
+            .transpose(0, 1)
+            .repeat_interleave(group, 0)
             for plane, scale in (
                 (pool.keys(0), pool.k_scale(0)),
                 (pool.values(0), pool.v_scale(0)),
