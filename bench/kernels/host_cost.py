@@ -56,6 +56,26 @@ def pieces() -> Iterator[tuple[str, Callable[[], object]]]:
         norm_rows[(TOKENS,)](x, x, weight, out, 1e-6, HIDDEN, HIDDEN, False, num_warps=4, **options)
 
     yield "a launch through Triton", through_triton
+    constants = (HIDDEN, HIDDEN, False)
+    form = norm_rows.warmup(*[BF16] * 4, 0.5, *constants, grid=(1,), num_warps=4, **options)
+    stream = torch.cuda.current_stream().cuda_stream
+    pointers = (x.data_ptr(), x.data_ptr(), weight.data_ptr(), out.data_ptr())
+    arguments = (*pointers, 1e-6, *constants, True)
+    grid, packed, nothing = (TOKENS, 1, 1), form.packed_metadata, (None, None, None)
+    run = form.run
+    yield (
+        "a launch of a compiled form",
+        lambda: run(*grid, stream, form.function, packed, *nothing, *arguments),
+    )
+    given = (run.launch_cooperative_grid, run.launch_pdl, None, None, packed, *nothing)
+    yield (
+        "a launch, nothing around it",
+        lambda: run.launch(*grid, stream, form.function, *given, *arguments),
+    )
+    yield (
+        "the same without the chain",
+        lambda: run.launch(*grid, stream, form.function, False, False, *given[2:], *arguments),
+    )
 
 
 def layer() -> Iterator[tuple[str, Callable[[], object]]]:
