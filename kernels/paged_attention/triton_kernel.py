@@ -277,37 +277,34 @@ def fold_parts(
 ):  # fmt: skip
     """Reads past the first-level cache: other programs wrote the parts while this one ran."""
     D: tl.constexpr = triton.next_power_of_2(DIM)
-    AT_ONCE: tl.constexpr = max(8192 // (KEPT * D), 1)
     SIZE: tl.constexpr = KEPT * (DIM + 2)
+    AT_ONCE: tl.constexpr = min(max(8192 // (KEPT * D), 1), 16)  # loads under way together
     r = tl.arange(0, KEPT)
     d = tl.arange(0, D)
-    s = tl.arange(0, AT_ONCE)
     held = r < count * GROUP
     m = tl.full([KEPT], float("-inf"), tl.float32)
     total = tl.zeros([KEPT], tl.float32)
     acc = tl.zeros([KEPT, D], tl.float32)
     for begin in tl.range(0, active, AT_ONCE):
-        there = (begin + s < active)[:, None] & held[None, :]
-        part = parts + (begin + s)[:, None] * SIZE
-        part_m = tl.load(
-            part + KEPT * DIM + r[None, :], mask=there, other=float("-inf"), cache_modifier=".cg"
-        )
-        part_total = tl.load(
-            part + KEPT * DIM + KEPT + r[None, :], mask=there, other=0.0, cache_modifier=".cg"
-        )
-        part_acc = tl.load(
-            part[:, :, None] + r[None, :, None] * DIM + d[None, None, :],
-            mask=there[:, :, None] & (d < DIM)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        larger = tl.maximum(m, tl.max(part_m, 0))
-        above = tl.where(larger == float("-inf"), 0.0, larger)
-        weight = tl.exp2(part_m - above[None, :])
-        shrink = tl.exp2(m - above)
-        total = total * shrink + tl.sum(part_total * weight, 0)
-        acc = acc * shrink[:, None] + tl.sum(part_acc * weight[:, :, None], 0)
-        m = larger
+        for i in tl.static_range(AT_ONCE):
+            there = held & (begin + i < active)
+            part = parts + (begin + i) * SIZE
+            sums = part + KEPT * DIM + r
+            part_m = tl.load(sums, mask=there, other=float("-inf"), cache_modifier=".cg")
+            part_total = tl.load(sums + KEPT, mask=there, other=0.0, cache_modifier=".cg")
+            part_acc = tl.load(
+                part + r[:, None] * DIM + d[None, :],
+                mask=there[:, None] & (d < DIM)[None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            larger = tl.maximum(m, part_m)
+            above = tl.where(larger == float("-inf"), 0.0, larger)
+            weight = tl.exp2(part_m - above)
+            shrink = tl.exp2(m - above)
+            total = total * shrink + part_total * weight
+            acc = acc * shrink[:, None] + part_acc * weight[:, None]
+            m = larger
     tokens = token + r // GROUP
     heads = head * GROUP + r % GROUP
     write(
