@@ -53,7 +53,7 @@ def select(implementation: str) -> tuple[Sample, AcceptChain]:
             require_triton()
             from kernels.sample import triton
 
-            return triton.sample, triton.accept_chain
+            return triton.bind()
     refuse_implementation(implementation)
 
 
@@ -81,7 +81,7 @@ def sample(
     check_shape("table", table, (None, COLUMNS))
     check_dtype("table", table, torch.int64)
     check_dtype("rows", rows, torch.int32)
-    num = len(drawn.tokens)
+    num = len(drawn)
     if logits.shape[1] == 0:
         raise ValueError("logits must have at least one column")
     if logits.dtype not in (torch.float32, torch.bfloat16) or logits.stride(1) != 1:

@@ -27,7 +27,7 @@ def sample(
     drawn: Drawn,
     offsets: torch.Tensor | None = None,
 ) -> None:
-    num = len(drawn.tokens)
+    num = len(drawn)
     index = rows[:num].long()
     lines = logits[:num].float()
     state = table[index]

@@ -46,25 +46,29 @@ def reals(table: torch.Tensor, column: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What was drawn for N lines of logits, in one piece of memory so that one copy fetches it.
-
-    tokens: [N] int64; 0 where the line's largest logit is not a finite number.
-    peaks: [N] float32, each line's largest logit; NaN if there is a NaN.
-    floors: [N] float32, the least logit a token can have had; minus infinity without a rule that cuts.
-    """
+    """What was drawn for N lines of logits, in one piece of `memory`, [2 N] int64, so that one copy
+    fetches it. It may lie on either side."""
 
     memory: torch.Tensor
-    tokens: torch.Tensor
-    peaks: torch.Tensor
-    floors: torch.Tensor
-
-    @staticmethod
-    def of(memory: torch.Tensor) -> Drawn:
-        """Views of [2 N] int64, which may lie on either side."""
-        num = len(memory) // 2
-        halves = memory[num:].view(torch.float32)
-        return Drawn(memory, memory[:num], halves[:num], halves[num:])
 
     @staticmethod
     def empty(num: int, device: torch.device) -> Drawn:
-        return Drawn.of(torch.empty(2 * num, dtype=torch.int64, device=device))
+        return Drawn(torch.empty(2 * num, dtype=torch.int64, device=device))
+
+    def __len__(self) -> int:
+        return len(self.memory) // 2
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """[N] int64; 0 where the line's largest logit is not a finite number."""
+        return self.memory[: len(self)]
+
+    @property
+    def peaks(self) -> torch.Tensor:
+        """[N] float32, each line's largest logit; NaN if there is a NaN."""
+        return self.memory.view(torch.float32)[2 * len(self) : 3 * len(self)]
+
+    @property
+    def floors(self) -> torch.Tensor:
+        """[N] float32, the least logit a token can have had; minus infinity if no rule cuts."""
+        return self.memory.view(torch.float32)[3 * len(self) :]

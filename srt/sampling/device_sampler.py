@@ -80,7 +80,7 @@ class DeviceSampler:
         num = len(rows)
         if masks is None and self.is_plain(rows):
             drawn = self.draw(logits, rows_device, num)
-            return Launched(drawn.tokens, Drawn.of(fetch(drawn.memory)))
+            return Launched(drawn.tokens, Drawn(fetch(drawn.memory)))
         logits = logits[:num].float().contiguous()
         plan = self._plan_of(rows)
         raw = None
@@ -99,7 +99,7 @@ class DeviceSampler:
             measured.append(
                 _measure(_drawn_logits(logits, plan.processed, drawn), plan.processed, drawn)
             )
-        return Launched(drawn.tokens, Drawn.of(fetch(drawn.memory)), measured)
+        return Launched(drawn.tokens, Drawn(fetch(drawn.memory)), measured)
 
     @torch.inference_mode()
     def draw(self, logits: torch.Tensor, rows_device: torch.Tensor, num: int) -> Drawn:

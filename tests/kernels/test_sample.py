@@ -135,9 +135,9 @@ def test_a_line_does_not_depend_on_its_company() -> None:
         sample(logits[lines], rows, table.clone(), drawn, implementation="triton")
         return drawn.memory.tolist()
 
-    whole = Drawn.of(torch.tensor(draw(list(range(len(RULES))))))
+    whole = Drawn(torch.tensor(draw(list(range(len(RULES))))))
     for line in (0, 1, 4, 8):
-        alone = Drawn.of(torch.tensor(draw([line])))
+        alone = Drawn(torch.tensor(draw([line])))
         assert (alone.tokens[0], alone.floors[0]) == (whole.tokens[line], whole.floors[line])
 
 
@@ -160,7 +160,7 @@ def test_chains_are_accepted_as_the_reference_does(depth: int) -> None:
     for device, implementation in (("cpu", "reference"), (DEVICE, "triton")):
         counted = table.clone().to(device)
         accepted = torch.empty(size, depth + 4, dtype=torch.int64, device=device)
-        there = Drawn.of(drawn.memory.to(device))
+        there = Drawn(drawn.memory.to(device))
         accept_chain(
             there,
             firsts.to(device),
