@@ -11,6 +11,7 @@ import torch
 from kernels.ops import select
 from srt.config.facts import ModelFacts
 from srt.config.runner_spec import RunnerSpec
+from srt.parallel.group import ALONE, Group
 from srt.protocols.forward_batch import ForwardBatch, Slice, TableWrite
 from srt.runner.model_runner import ModelRunner
 
@@ -74,6 +75,7 @@ def make_runner(
     max_rows: int = 4,
     num_pages: int | None = None,
     implementation: str = "torch",
+    group: Group = ALONE,
     **changes: Any,
 ) -> ModelRunner:
     """Loaded and ready, in float32 unless `changes` to the spec say otherwise."""
@@ -83,6 +85,7 @@ def make_runner(
         ops=select(implementation),
         device=torch.device("cpu"),
         seed=0,
+        group=group,
     )
     runner.load()
     pages = num_pages or 1 + max_rows * -(-facts.context_length // page_size)

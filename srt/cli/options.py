@@ -19,9 +19,7 @@ from srt.errors import ConfigError
 from srt.launch.ending import leaving_on_sigterm
 from srt.launch.folder import SocketFolder
 from srt.launch.prepare import prepare
-from srt.launch.supervisor import Supervisor
-
-ENGINE_ROLES = ("scheduler", "detokenizer", "tokenizer")
+from srt.launch.supervisor import ENGINE_ROLES, Supervisor, rank_roles
 
 
 def cache_folder() -> str:
@@ -80,8 +78,9 @@ def running_engine(options: argparse.Namespace) -> Iterator[Client]:
                 cache_folder=cache_folder(),
                 progress=bars.show,
             )
+            roles = (*rank_roles(args.tensor_parallel_size), *ENGINE_ROLES)
             supervisor = Supervisor(
-                boot=boot.encode(), roles=ENGINE_ROLES, environment=child_environment()
+                boot=boot.encode(), roles=roles, environment=child_environment()
             )
             supervisor.start(bars.show)
         try:

@@ -11,7 +11,6 @@ import time
 from types import FrameType
 
 from srt.cli.options import (
-    ENGINE_ROLES,
     add_server_flags,
     cache_folder,
     child_environment,
@@ -26,7 +25,7 @@ from srt.config.trail import InputSource
 from srt.errors import ConfigError, EngineDead
 from srt.launch.folder import SocketFolder
 from srt.launch.prepare import prepare
-from srt.launch.supervisor import Supervisor
+from srt.launch.supervisor import ENGINE_ROLES, ROLES, Supervisor, rank_roles
 
 log = logging.getLogger(__name__)
 Ready = dict[str, dict[str, object]]  # what each part said of itself when it was ready
@@ -70,7 +69,10 @@ def run(options: argparse.Namespace) -> int:
             args, sources, folder=folder.path, cache_folder=cache_folder(), progress=bars.show
         )
         warn_of_idle_gpu(boot.facts, resolution)
-        roles = (*ENGINE_ROLES, "gateway") if args.gateway else ENGINE_ROLES
+        roles = (
+            *rank_roles(args.tensor_parallel_size),
+            *(ROLES if args.gateway else ENGINE_ROLES),
+        )
         supervisor = Supervisor(boot=boot.encode(), roles=roles, environment=child_environment())
         try:
             supervisor.start(bars.show, is_stopping=lambda: signals.is_stopping)
@@ -146,8 +148,10 @@ def print_ready(resolution: Resolution, ready: Ready, seconds: float) -> None:
     memory = scheduler.get("memory_bytes", {})
     assert isinstance(memory, dict)
     bill = ", ".join(f"{use} {size / 1e6:,.0f} MB" for use, size in memory.items())
+    ranks = resolution.values["parallel"]["tensor_parallel_size"]
+    each = f" on each of {ranks} ranks" if ranks > 1 else ""
     place = "" if resolution.values["device"]["device"] == "cpu" else f" on {gpu_of(resolution)}"
-    print(f"ready in {seconds:.1f} s: {model}{place}; {bill}", file=sys.stderr)
+    print(f"ready in {seconds:.1f} s: {model}{place}; {bill}{each}", file=sys.stderr)
     print(
         f"room for {scheduler.get('kv_tokens')} tokens, {scheduler.get('max_running')} requests at "
         f"once; ZMQ clients: {ready.get('tokenizer', {}).get('front')}",

@@ -20,6 +20,7 @@ from rich.table import Table
 from srt.cli.options import add_server_flags, cache_folder, server_args, start_logging
 from srt.cli.progress import PhaseBars
 from srt.config.context import get_context, get_model, get_schedule, get_spec, publish
+from srt.errors import ConfigError
 from srt.launch.ending import leaving_on_sigterm
 from srt.launch.prepare import prepare
 
@@ -49,6 +50,10 @@ def run(options: argparse.Namespace) -> int:
     from srt.verify.variants import baseline, plan
 
     args, sources = server_args(options)
+    if args.tensor_parallel_size > 1:
+        raise ConfigError(
+            "--tensor-parallel-size: verify compares engines in one process; leave it out"
+        )
     start_logging("error")
     began = time.monotonic()
     with leaving_on_sigterm(), PhaseBars() as bars:

@@ -84,6 +84,7 @@ class ServerArgs:
     native_kernels: bool | None = typed(None, "exec", "use the compiled CPU kernels; default: when a compiler or a cached build is there", at_load=True)
     deterministic: bool = typed(False, "exec", "a request's answer has the same bits whatever else is in the batch and however its prompt is cut")
     cuda_graph_sizes: tuple[int, ...] | None = typed(None, "runner", "decode batch sizes with a CUDA graph, padded up to; 0 or none: run eagerly")
+    tensor_parallel_size: int = typed(1, "parallel", "processes that have a share of the model's every layer each: one to a GPU, or to some of the CPU's cores", least=1)
     num_threads: int | None = typed(None, "exec", "threads of the model's forward on a CPU", least=1)
     host: str = typed("127.0.0.1", "serving", "address of the HTTP gateway")
     port: int = typed(8000, "serving", "port of the HTTP gateway; 0: any free one", least=0, most=65535)

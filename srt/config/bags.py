@@ -179,9 +179,10 @@ class LoraBag(Bag):
 
 
 class ParallelBag(Bag):
-    """Several devices: not served yet, so there are no leaves."""
+    """How many processes compute the model together."""
 
     namespace = "parallel"
+    tensor_parallel_size: int  # 1: one has all of it
 
 
 class DeviceBag(Bag):

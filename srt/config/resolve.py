@@ -18,6 +18,7 @@ from srt.config.rules_exec import decide_exec
 from srt.config.rules_graphs import Sizes, decide_graphs
 from srt.config.rules_memory import MemoryPlan, decide_memory
 from srt.config.rules_model import ModelPlan, decide_model
+from srt.config.rules_parallel import decide_parallel
 from srt.config.rules_room import decide_room
 from srt.config.rules_schedule import decide_schedule
 from srt.config.rules_serving import decide_serving
@@ -51,6 +52,7 @@ def resolve(
     args = check_args(args)
     decisions = Decisions(args, typed_fields(args) if sources is None else sources)
     gpu = decide_device(args, facts, decisions)
+    decide_parallel(args, facts, gpu is not None, decisions)
     plan = decide_model(args, facts, gpu, decisions)
     backends = decide_exec(args, facts, plan, decisions)
     draft = decide_spec(args, facts, plan, backends, decisions)

@@ -45,8 +45,9 @@ class Room:
         return CPU_KV_BYTES, "enough to keep a CPU busy"
 
 
-def cpu_room(facts: Facts, plan: ModelPlan) -> Room:
-    available = facts.machine.memory_available
+def cpu_room(facts: Facts, plan: ModelPlan, ranks: int) -> Room:
+    """`ranks` processes share the host's memory, `plan` is of one."""
+    available = facts.machine.memory_available // ranks
     left = max(0, available - plan.weight_bytes)
     return Room(
         available=available,

@@ -14,8 +14,13 @@ def decide_exec(
     args: ServerArgs, facts: Facts, plan: ModelPlan, decisions: Decisions
 ) -> tuple[str, str]:
     """Returns the (prefill, decode) attention backends."""
-    cores = facts.machine.num_cores
-    decisions.choose("num_threads", args.num_threads, cores, f"one per usable core ({cores})")
+    cores, ranks = facts.machine.num_cores, args.tensor_parallel_size
+    decisions.choose(
+        "num_threads",
+        args.num_threads,
+        max(1, cores // ranks),
+        f"one per usable core ({cores})" + (f", divided among {ranks} ranks" if ranks > 1 else ""),
+    )
     native = _decide_native(args, facts.machine, plan, decisions)
     _decide_determinism(args, plan, native, decisions)
     place = place_of(

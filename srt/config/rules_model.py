@@ -9,13 +9,14 @@ from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts, GpuFacts
 from srt.config.footprint import ITEM_BYTES, weight_bytes
+from srt.config.rules_parallel import kv_heads_of_rank
 from srt.config.rules_quantization import FP8_CAPABILITY, decide_quantization
 from srt.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPlan:
-    """How the target is stored and computed, and what that costs in bytes."""
+    """How the target is stored and computed, and what that costs one rank in bytes."""
 
     load_format: str
     dtype: str
@@ -57,14 +58,16 @@ def decide_model(
     )
     check_kv_dtype("--kv-cache-dtype", kv_dtype, gpu)
     quantization = decide_quantization(args, model, load_format, gpu, decisions)
-    kv_items = 2 * model.num_layers * model.num_kv_heads * model.head_dim
+    ranks = args.tensor_parallel_size
+    kv_heads = kv_heads_of_rank(model.num_kv_heads, ranks)
+    kv_items = 2 * model.num_layers * kv_heads * model.head_dim
     return ModelPlan(
         load_format=load_format,
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
         quantization=quantization,
         bytes_per_token=kv_items * ITEM_BYTES[kv_dtype],
-        weight_bytes=weight_bytes(model, dtype, quantization),
+        weight_bytes=weight_bytes(model, dtype, quantization) // ranks,
         gpu=gpu,
     )
 

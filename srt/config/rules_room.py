@@ -29,7 +29,7 @@ def decide_room(
                 "on the CPU; allowed there: --kv-memory-gb, or leave it out"
             )
         decisions.decide("gpu_memory_fraction", 0.0, "no GPU is used")
-        return cpu_room(facts, plan)
+        return cpu_room(facts, plan, args.tensor_parallel_size)
     fraction = decisions.choose(
         "gpu_memory_fraction",
         args.gpu_memory_fraction,

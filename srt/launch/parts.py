@@ -4,7 +4,7 @@ ones and differ only in the channels that join them."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from srt.config.context import (
 from srt.launch.boot import Boot
 from srt.launch.kernel_caches import announce_compiles, use_kernel_caches
 from srt.launch.supervisor import LAST_WORDS_SECONDS
+from srt.parallel.group import ALONE, Group
 from srt.wire.channels import Receiver, RouterEnd, Sender
 from srt.wire.limits import Limits
 from srt.wire.messages import TextMessage
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from srt.scheduler.loop import Scheduler
     from srt.structured.service import ThreadedGrammars
     from srt.structured.tokens import TokenTable
+    from srt.wire.sockets import ZmqSender
     from tokenizer_proc.codec import Codec
     from tokenizer_proc.tokenizer import TokenizerService
 
@@ -60,8 +62,15 @@ class SchedulerPart:
         self.worker.close()
 
 
-def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> SchedulerPart:
-    """Weights, pools, backends, scheduler. Raises ConfigError."""
+def build_scheduler_part(
+    boot: Boot,
+    outbox: Sender,
+    show: ShowPhase,
+    group: Group = ALONE,
+    others: Sequence[ZmqSender] = (),
+) -> SchedulerPart:
+    """Weights, pools, backends, scheduler. `others`: where the ranks beside this one take orders. Raises
+    ConfigError."""
     from srt.scheduler.build import build_scheduler
     from srt.structured.service import ThreadedGrammars
     from tokenizer_proc.load import load_codec
@@ -73,7 +82,11 @@ def build_scheduler_part(boot: Boot, outbox: Sender, show: ShowPhase) -> Schedul
         lambda: load_tokens(load_codec(model, *paths), model.vocab_size, model.end_token_ids)
     )
     watch = PhaseWatch(show)
-    worker = build_worker(boot, watch.show)
+    worker = build_worker(boot, watch.show, group)
+    if others:
+        from srt.runner.ranks import LeadingWorker
+
+        worker = LeadingWorker(worker, others, group)
     settings = scheduler_settings()
     journal = get_observability().journal
     scheduler = build_scheduler(
@@ -136,7 +149,7 @@ def scheduler_settings() -> Settings:
     )
 
 
-def build_worker(boot: Boot, show: ShowPhase) -> Worker:
+def build_worker(boot: Boot, show: ShowPhase, group: Group = ALONE) -> Worker:
     if boot.facts.model.format == "script":
         return build_scripted_worker(boot)
     if get_device().device == "cuda":
@@ -145,7 +158,7 @@ def build_worker(boot: Boot, show: ShowPhase) -> Worker:
     from srt.runner.build import build_worker as build
     from srt.spec.build import speculate
 
-    return build(boot.cache_folder, show, speculate)
+    return build(boot.cache_folder, show, speculate, group)
 
 
 def build_scripted_worker(boot: Boot) -> Worker:

@@ -10,17 +10,19 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from srt.config.context import get_serving, publish
+from srt.config.context import get_device, get_parallel, get_serving, publish
 from srt.errors import ConfigError
 from srt.launch.boot import Boot
 from srt.launch.control import Control
+from srt.launch.supervisor import RANK
+from srt.parallel.group import ALONE, Group
 
 log = logging.getLogger(__name__)
+MEETING = "meeting"  # the file through which ranks find each other
 AsyncRole = Callable[[Boot, Control, asyncio.Event], Coroutine[Any, Any, None]]
 
 
@@ -40,6 +42,8 @@ def main() -> int:
         publish(boot.args, boot.facts, role=role, entropy=boot.entropy, sources=boot.sources)
         if role == "scheduler":
             run_scheduler(boot, control)
+        elif role.startswith(RANK):
+            run_rank(boot, control, int(role.removeprefix(RANK)))
         else:
             uvloop.run(run_async(ASYNC_ROLES[role], boot, control))
     except ConfigError as error:
@@ -56,8 +60,10 @@ def main() -> int:
 
 def remove_folder(boot: Boot) -> None:
     """A parent that was killed cannot remove the sockets' folder; whoever closes the last one does."""
+    folder = boot.addresses.folder
     try:
-        Path(boot.addresses.work.removeprefix("ipc://")).parent.rmdir()
+        (folder / MEETING).unlink(missing_ok=True)
+        folder.rmdir()
     except OSError:
         log.debug("the sockets' folder is still in use, or gone")
 
@@ -76,7 +82,12 @@ def run_scheduler(boot: Boot, control: Control) -> None:
     context = open_context()
     outbox = ZmqSender(context, boot.addresses.step, HOPS["step"])
     inbox = ZmqPollingReceiver(context, boot.addresses.work, HOPS["work"], codec.work())
-    part = build_scheduler_part(boot, outbox, control.show_phase)
+    group = join_ranks(boot, 0)
+    others = [
+        ZmqSender(context, boot.addresses.order_of(rank), HOPS["order"])
+        for rank in range(1, group.size)
+    ]
+    part = build_scheduler_part(boot, outbox, control.show_phase, group, others)
     control.listen(lambda notice: None, stopped.set)
     control.report(ready=part.describe())
     try:
@@ -84,8 +95,46 @@ def run_scheduler(boot: Boot, control: Control) -> None:
     finally:
         part.close()
         inbox.close()
-        outbox.close()
+        for sender in (outbox, *others):
+            sender.close()
         close_context(context)
+
+
+def run_rank(boot: Boot, control: Control, rank: int) -> None:
+    """Computes what rank 0's scheduler launches. Its socket is there first: what comes before the
+    weights are loaded waits."""
+    from srt.launch.parts import build_worker
+    from srt.runner.ranks import OrderDecoder, follow
+    from srt.wire.sockets import ZmqPollingReceiver, close_context, open_context
+    from srt.wire.topology import HOPS
+
+    stopped = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    context = open_context()
+    address = boot.addresses.order_of(rank)
+    orders = ZmqPollingReceiver(context, address, HOPS["order"], OrderDecoder())
+    group = join_ranks(boot, rank)
+    worker = build_worker(boot, control.show_phase, group)
+    control.listen(lambda notice: None, stopped.set)
+    control.report(ready={"memory_bytes": worker.facts.memory_bytes})
+    try:
+        follow(worker, orders, group, stopped.is_set)
+    finally:
+        worker.close()
+        group.close()
+        orders.close()
+        close_context(context)
+
+
+def join_ranks(boot: Boot, rank: int) -> Group:
+    """The group of the processes that share the model, once all of them are there."""
+    size = get_parallel().tensor_parallel_size
+    if size == 1:
+        return ALONE
+    from srt.parallel.collective import open_group
+
+    return open_group(rank, size, get_device().device, boot.addresses.folder / MEETING)
 
 
 async def run_async(role: AsyncRole, boot: Boot, control: Control) -> None:

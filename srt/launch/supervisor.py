@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import socket
 import time
 from collections.abc import Callable, Mapping
 
@@ -20,10 +21,24 @@ from srt.launch.child import Child, Event
 
 log = logging.getLogger(__name__)
 
-ROLES = ("scheduler", "detokenizer", "tokenizer", "gateway")
+ENGINE_ROLES = ("scheduler", "detokenizer", "tokenizer")
+ROLES = (*ENGINE_ROLES, "gateway")
+RANK = "rank-"  # and its number: a process that computes beside the scheduler's, which is rank 0
 LISTENERS = ("tokenizer", "gateway")  # those who can tell clients that another process died
 LAST_WORDS_SECONDS = 4.0  # for the ends of requests to reach their clients
 Progress = Callable[[str, str, float | None], None]  # role, phase, fraction
+
+
+def rank_roles(size: int) -> tuple[str, ...]:
+    """The roles that a model divided among `size` ranks needs beside the usual ones."""
+    return tuple(f"{RANK}{rank}" for rank in range(1, size))
+
+
+def loopback_only() -> dict[str, str]:
+    """The environment that keeps the ranks' sockets on this machine: gloo and NCCL are told in no other
+    way which interface to use."""
+    names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    return {f"{library}_SOCKET_IFNAME": names[0] for library in ("GLOO", "NCCL") if names}
 
 
 def show_nothing(role: str, phase: str, fraction: float | None) -> None:
@@ -38,7 +53,7 @@ class Supervisor:
     ) -> None:
         self._boot = boot
         self._roles = roles
-        self._environment = environment
+        self._environment = {**loopback_only(), **environment}
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._children: dict[str, Child] = {}
         self.ready: dict[str, dict[str, object]] = {}
@@ -143,11 +158,7 @@ class Supervisor:
         """Ends every child and returns the exit codes. Idempotent."""
         for child in self._children.values():
             child.ask_to_stop()
-        codes = {
-            role: self._children[role].end(grace)
-            for role in reversed(ROLES)
-            if role in self._children
-        }
+        codes = {role: self._children[role].end(grace) for role in reversed(list(self._children))}
         self._children.clear()
         return codes
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -10,14 +12,35 @@ import torch
 from kernels.linear import Linear
 
 ParameterKind = Literal["tensor", "norm", "linear", "index"]
+Sharding = Literal["heads", "column", "row", "vocabulary"]
+
+# What several ranks divide among themselves, by the last word of a linear's name, and how:
+# `srt.layers.sharding`.
+SHARDED: Mapping[str, Sharding] = MappingProxyType(
+    {"qkv": "heads", "gate_up": "column", "out": "row", "down": "row", "head": "vocabulary"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What is kept of a tensor: `size` entries of dimension `dim`, from `first` on."""
+
+    dim: int
+    first: int
+    size: int
+
+    def of(self, value: torch.Tensor) -> torch.Tensor:
+        return value.narrow(self.dim, self.first, self.size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One checkpoint tensor, under its Hugging Face name, as it must be shaped."""
+    """One checkpoint tensor, under its Hugging Face name, as it must be shaped there; and what of it is
+    kept, None: all."""
 
     source: str
     shape: tuple[int, ...]
+    cut: Cut | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +56,11 @@ class Parameter:
     parts: tuple[Part, ...]
     biases: tuple[Part, ...] = ()
 
+    @property
+    def sharding(self) -> Sharding | None:
+        """How ranks divide it; None: each has all of it."""
+        return sharding_of(self.name) if self.kind == "linear" else None
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -40,6 +68,11 @@ class Weights:
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     linears: dict[str, Linear] = field(default_factory=dict)
+
+
+def sharding_of(linear: str) -> Sharding | None:
+    """By the linear's name."""
+    return SHARDED.get(linear.rpartition(".")[2])
 
 
 def tensor(name: str, source: str, *shape: int) -> Parameter:

@@ -9,7 +9,7 @@ import torch
 
 from kernels.linear import Linear
 from srt.errors import ConfigError
-from srt.layers.parameters import Parameter, Part, Weights
+from srt.layers.parameters import Cut, Parameter, Part, Weights
 
 Pack = Callable[[str, torch.Tensor, torch.Tensor | None], Linear]
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
@@ -61,14 +61,18 @@ def fill(
             raise ConfigError(f"{origin}: tensor {source!r} is there twice")
         seen.add(source)
         is_index = wanted[source][0][0].parameter.kind == "index"
-        moved = given.to(device=device, dtype=None if is_index else dtype)
+        kept: dict[Cut | None, torch.Tensor] = {}
         for pending, part in wanted[source]:
             if tuple(given.shape) != part.shape:
                 raise ConfigError(
                     f"{origin}: tensor {source!r} has shape {list(given.shape)}; "
                     f"the model's configuration asks for {list(part.shape)}"
                 )
-            pending.arrived[source] = moved
+            if part.cut not in kept:
+                share = given if part.cut is None else part.cut.of(given)
+                moved = share.to(device=device, dtype=None if is_index else dtype)
+                kept[part.cut] = moved.contiguous()
+            pending.arrived[source] = kept[part.cut]
             if pending.is_complete:
                 _finish(pending, weights, pack)
         progress(len(seen) / len(wanted))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from srt.config.facts import ModelFacts
@@ -39,6 +39,15 @@ class Arch:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    def share(self, size: int) -> Arch:
+        """What one of `size` ranks computes: its heads, and its part of the MLP."""
+        return replace(
+            self,
+            num_heads=self.num_heads // size,
+            num_kv_heads=max(1, self.num_kv_heads // size),
+            intermediate_size=self.intermediate_size // size,
+        )
 
 
 def read_arch(facts: ModelFacts) -> Arch:

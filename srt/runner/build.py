@@ -22,6 +22,7 @@ from srt.config.context import (
 )
 from srt.config.gate import maybe_disable_chunked_prefix_cache
 from srt.errors import ConfigError
+from srt.parallel.group import ALONE, Group
 from srt.protocols.worker import Worker, WorkerFacts
 from srt.runner.choose_ops import draft_ops, select_ops
 from srt.runner.draft import build_draft_tp_worker
@@ -52,27 +53,32 @@ def build_worker(cache_folder: str, show: ShowPhase) -> TpModelWorker: ...
 
 
 @overload
-def build_worker(cache_folder: str, show: ShowPhase, speculate: Speculate[W]) -> W: ...
+def build_worker(
+    cache_folder: str, show: ShowPhase, speculate: Speculate[W], group: Group = ALONE
+) -> W: ...
 
 
 def build_worker(
-    cache_folder: str, show: ShowPhase, speculate: Speculate[Worker] = plainly
+    cache_folder: str,
+    show: ShowPhase,
+    speculate: Speculate[Worker] = plainly,
+    group: Group = ALONE,
 ) -> Worker:
     """Takes the context from published to sealed. `cache_folder` keeps the compiled kernels. `speculate`
-    makes the target's worker, and the draft's runners if there are any, a speculating worker. Raises
+    makes the target's worker, and the draft's runners if there are any, a speculating worker. `group`:
+    whose ranks build their worker too, and share the target; a draft is whole on each. Raises
     ConfigError for anything that was asked for and cannot be had."""
     context = get_context()
     context.start_loading()
     if get_device().device == "cuda" and get_spec().speculative_algorithm is None:
-        worker: Worker = _build_device(context, cache_folder, show)
+        worker: Worker = _build_device(context, cache_folder, show, group)
         context.seal()
         return worker
-    num_threads = get_exec().num_threads
     thread = ThreadPoolExecutor(
-        1, "model", initializer=torch.set_num_threads, initargs=(num_threads,)
+        1, "model", initializer=_settle, initargs=(get_exec().num_threads, _device_of(group))
     )
     try:
-        worker = _build(context, cache_folder, show, thread, speculate)
+        worker = _build(context, cache_folder, show, thread, speculate, group)
     except BaseException:
         thread.shutdown()
         raise
@@ -86,11 +92,12 @@ def _build(
     show: ShowPhase,
     thread: ThreadPoolExecutor,
     speculate: Speculate[Worker],
+    group: Group,
 ) -> Worker:
     def on_thread(work: Callable[[], T]) -> T:
         return thread.submit(work).result()
 
-    runner = _load_target(context, cache_folder, show, on_thread)
+    runner = _load_target(context, cache_folder, show, on_thread, group)
     ops = runner.ops
     runners = [runner]
     for its in context.drafts:
@@ -124,8 +131,21 @@ def _build(
     return worker
 
 
+def _settle(num_threads: int, device: torch.device) -> None:
+    """The thread that computes: how many more it may use, and where what names no GPU goes."""
+    torch.set_num_threads(num_threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def _device_of(group: Group) -> torch.device:
+    """A rank's own GPU; the CPU is everybody's."""
+    kind = get_device().device
+    return torch.device(kind, group.rank) if kind == "cuda" else torch.device(kind)
+
+
 def _load_target(
-    context: RuntimeContext, cache_folder: str, show: ShowPhase, run: Run
+    context: RuntimeContext, cache_folder: str, show: ShowPhase, run: Run, group: Group
 ) -> ModelRunner:
     show("kernels", None)
     spec, ops = select_ops(context, Path(cache_folder) / "kernels")
@@ -135,7 +155,9 @@ def _load_target(
             f"load_format was overridden after the target was resolved with {spec.load_format}, which "
             "it keeps; set --load-format before the start"
         )
-    runner = ModelRunner(spec, model, ops=ops, device=_device(), seed=get_device().seed)
+    runner = ModelRunner(
+        spec, model, ops=ops, device=_device_of(group), seed=get_device().seed, group=group
+    )
     run(lambda: runner.load(show))
     maybe_disable_chunked_prefix_cache(
         use_mla_backend=False, is_draft_worker=runner.role == "draft"
@@ -152,6 +174,7 @@ def _allocate(context: RuntimeContext, runners: list[ModelRunner]) -> tuple[Work
     if target.device.type == "cuda":
         torch.cuda.empty_cache()  # what loading left over counts as free
         free, total = torch.cuda.mem_get_info(target.device)
+        free = target.group.smallest(free)  # the fullest GPU decides for all ranks
         settle_kv_budget(context, needs, total=total, free=free)
     schedule = get_schedule()
     max_rows, page_size = schedule.max_running, schedule.page_size
@@ -184,20 +207,17 @@ def _allocate(context: RuntimeContext, runners: list[ModelRunner]) -> tuple[Work
     return facts, sizes
 
 
-def _build_device(context: RuntimeContext, cache_folder: str, show: ShowPhase) -> Worker:
+def _build_device(
+    context: RuntimeContext, cache_folder: str, show: ShowPhase, group: Group
+) -> Worker:
     from srt.runner.build_device import build_device_worker  # what only a GPU needs
 
-    timeline = open_timeline(_device())
-    runner = _load_target(context, cache_folder, show, lambda work: work())
+    timeline = open_timeline(_device_of(group))
+    runner = _load_target(context, cache_folder, show, lambda work: work(), group)
     facts, sizes = _allocate(context, [runner])
     worker = build_device_worker(runner, facts, timeline, show)
     _log(runner, sizes)
     return worker
-
-
-def _device() -> torch.device:
-    name = get_device().device
-    return torch.device(name, 0) if name == "cuda" else torch.device(name)
 
 
 def _is_all_native(runner: ModelRunner) -> bool:

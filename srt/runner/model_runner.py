@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from srt.config.facts import ModelFacts
 from srt.config.runner_spec import RunnerSpec
 from srt.layers.parameters import Parameter
 from srt.layers.rope import build_cos_sin
+from srt.layers.sharding import pack_share, shard
 from srt.loading.checkpoint import Checkpoint, open_checkpoint
 from srt.loading.fill import fill
 from srt.loading.safetensors_files import tensor_names
@@ -33,6 +35,7 @@ from srt.models.decoder import DenseDecoder
 from srt.models.draft import DraftFamily, DraftSource, Lent
 from srt.models.mtp import foreign_tensors
 from srt.models.registry import model_family
+from srt.parallel.group import ALONE, Group
 from srt.protocols.attention import Attention, AttentionBackend, AttentionBatch
 from srt.protocols.forward_batch import ForwardBatch, Slice, TableWrite
 from srt.quant.methods import quantization_of
@@ -73,10 +76,12 @@ class ModelRunner:
         draft_attention_backend: str | None = None,
         network: DraftFamily | None = None,
         lent: Lent | None = None,
+        group: Group = ALONE,
     ) -> None:
         """`draft_attention_backend`: what the algorithm of a draft asks for; a target ignores it.
-        `network` and `lent`: a draft that is no model of its own, and what the target lends it. Raises
-        ConfigError for a model, type or backend that cannot run here."""
+        `network` and `lent`: a draft that is no model of its own, and what the target lends it. `group`:
+        whose ranks have a share of the model each. Raises ConfigError for a model, type or backend that
+        cannot run here."""
         self.spec = spec
         self.role = spec.role
         self.context_length = spec.context_length
@@ -89,7 +94,9 @@ class ModelRunner:
         self.ops = ops
         self.step_ops = kernels.step_inputs.select(ops.implementation)
         self.facts = facts
-        self.arch = read_arch(facts)
+        self.group = group
+        self._whole = read_arch(facts)
+        self.arch = self._whole.share(group.size)
         self.draft_attention_backend = resolve_draft_attention_backend(
             spec, draft_attention_backend
         )
@@ -139,7 +146,7 @@ class ModelRunner:
         parameters = self._parameters(source)
         checkpoint = self._open(config, parameters)
         weights = fill(
-            parameters,
+            shard(parameters, self.arch.head_dim, self.group),
             checkpoint.tensors,
             dtype=self.dtype,
             device=self.device,
@@ -206,7 +213,7 @@ class ModelRunner:
 
     def _parameters(self, source: DraftSource) -> list[Parameter]:
         if self._model_family is not None:
-            return self._model_family.parameters(self.arch)
+            return self._model_family.parameters(self._whole)
         assert self._draft_family is not None
         return self._draft_family.parameters(source)
 
@@ -331,9 +338,9 @@ class ModelRunner:
         )
 
     def _pack(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        return self.ops.pack_linear(
-            weight,
-            bias,
+        pack = partial(
+            self.ops.pack_linear,
             quantization=quantization_of(name, self.quantization),
             out_dtype=torch.float32 if name == "head" else None,
         )
+        return pack_share(name, weight, bias, pack, self.group, self.arch.vocab_size)

@@ -10,14 +10,14 @@ from srt.errors import ProtocolError
 from srt.wire import messages as m
 
 T = TypeVar("T")
-_VERSION_BYTE = bytes([m.VERSION])
+VERSION_BYTE = bytes([m.VERSION])
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: m.Message) -> bytes:
     """One frame: the version byte, then msgpack. Raises UnicodeEncodeError for half a surrogate pair,
     OverflowError for an int beyond 64 bits, TypeError for what msgpack does not know."""
-    return _VERSION_BYTE + _encoder.encode(message)
+    return VERSION_BYTE + _encoder.encode(message)
 
 
 class Decoder(Generic[T]):

@@ -6,6 +6,7 @@
 | work  | tokenizer   | scheduler   | PUSH - PULL     | scheduler   | none                      |
 | step  | scheduler   | detokenizer | PUSH - PULL     | detokenizer | none                      |
 | text  | detokenizer | tokenizer   | PUSH - PULL     | tokenizer   | none                      |
+| order | scheduler   | other ranks | PUSH - PULL     | each rank   | none                      |
 
 The inner hops have no mark because admission already bounds what can be in flight, and because a
 blocked scheduler would stop every stream. The front hop has one: a client that does not read is cut.
@@ -15,9 +16,10 @@ The ROUTER is mandatory: an unroutable reply is an error, hence an abort.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-HopName = Literal["front", "work", "step", "text"]
+HopName = Literal["front", "work", "step", "text", "order"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,7 @@ class Hop:
     """A hop's sockets: who binds, the ZMQ pattern and how much may be queued for one peer."""
 
     name: HopName
-    binder: Literal["tokenizer", "scheduler", "detokenizer"]
+    binder: Literal["tokenizer", "scheduler", "detokenizer", "rank"]
     pattern: Literal["dealer-router", "push-pull"]
     high_water_mark: int  # messages; 0: no limit
 
@@ -37,6 +39,7 @@ HOPS: dict[HopName, Hop] = {
         Hop(name="work", binder="scheduler", pattern="push-pull", high_water_mark=0),
         Hop(name="step", binder="detokenizer", pattern="push-pull", high_water_mark=0),
         Hop(name="text", binder="tokenizer", pattern="push-pull", high_water_mark=0),
+        Hop(name="order", binder="rank", pattern="push-pull", high_water_mark=0),
     )
 }
 
@@ -50,6 +53,7 @@ class Addresses:
     work: str
     step: str
     text: str
+    order: str  # a rank's own one ends with its number, see `order_of`
     public: str | None = None
 
     @classmethod
@@ -60,5 +64,14 @@ class Addresses:
             work=f"ipc://{folder}/work",
             step=f"ipc://{folder}/step",
             text=f"ipc://{folder}/text",
+            order=f"ipc://{folder}/order-",
             public=public,
         )
+
+    @property
+    def folder(self) -> Path:
+        """Where the ipc files lie. What else lies there is as private."""
+        return Path(self.work.removeprefix("ipc://")).parent
+
+    def order_of(self, rank: int) -> str:
+        return f"{self.order}{rank}"

@@ -24,7 +24,7 @@ from srt.launch.folder import SocketFolder
 from srt.launch.inline import InlineEngine
 from srt.launch.parts import gateway_settings
 from srt.launch.prepare import prepare
-from srt.launch.supervisor import Supervisor
+from srt.launch.supervisor import Supervisor, rank_roles
 from srt.wire.channels import DealerEnd
 
 ROLES = ("scheduler", "detokenizer", "tokenizer", "gateway")
@@ -134,7 +134,8 @@ def boot_for(folder: str, **given: Any) -> Boot:
 async def run_processes(**given: Any) -> AsyncIterator[Running]:
     with SocketFolder() as folder:
         boot = boot_for(folder.path, **given)
-        supervisor = Supervisor(boot=boot.encode(), roles=ROLES, environment=dict(os.environ))
+        roles = (*rank_roles(boot.args.tensor_parallel_size), *ROLES)
+        supervisor = Supervisor(boot=boot.encode(), roles=roles, environment=dict(os.environ))
         await asyncio.to_thread(supervisor.start, timeout=READY_SECONDS)
         pids = supervisor.pids
         gateway = supervisor.ready["gateway"]

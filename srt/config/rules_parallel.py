@@ -1,0 +1,69 @@
+"""How many processes divide the model among themselves, and whether it can be divided so.
+
+Each rank has whole heads, a part of the MLP's inner size and a part of the vocabulary. KV heads may be
+fewer than ranks: then several ranks keep the same one.
+"""
+
+from __future__ import annotations
+
+from srt.config.args import ServerArgs
+from srt.config.decisions import Decisions
+from srt.config.facts import Facts, ModelFacts
+from srt.errors import ConfigError
+
+FLAG = "--tensor-parallel-size"
+
+
+def decide_parallel(args: ServerArgs, facts: Facts, is_gpu: bool, decisions: Decisions) -> None:
+    """The number of ranks. Raises ConfigError with the numbers that do not go into each other."""
+    size, model = args.tensor_parallel_size, facts.model
+    if size == 1:
+        decisions.default("tensor_parallel_size")
+        return
+    if model.format == "script":
+        raise ConfigError(f"{FLAG} {size}: {model.name} is a script, there is nothing to divide")
+    if args.inline:
+        raise ConfigError(
+            f"{FLAG} {size} means {size} processes, --inline means one; leave one of the two out"
+        )
+    num_gpus = len(facts.machine.gpus)
+    if is_gpu and size > num_gpus:
+        raise ConfigError(
+            f"{FLAG} {size} needs {size} GPUs, one for each rank; this machine has {num_gpus} that can "
+            "be used"
+        )
+    trouble = why_not(model, size)
+    if trouble:
+        fitting = [n for n in range(1, model.num_heads + 1) if not why_not(model, n)]
+        raise ConfigError(
+            f"{FLAG} {size}: {model.name} has {trouble}; allowed: {', '.join(map(str, fitting))}"
+        )
+    source, reason = decisions.asked("tensor_parallel_size")
+    kv_heads = kv_heads_of_rank(model.num_kv_heads, size)
+    copies = kv_heads * size // model.num_kv_heads
+    decisions.decide(
+        "tensor_parallel_size",
+        size,
+        f"{reason}; each rank has {model.num_heads // size} of {model.num_heads} heads and "
+        f"{kv_heads} of {model.num_kv_heads} KV heads"
+        + (f", which {copies} ranks share" if copies > 1 else ""),
+        source=source,
+    )
+
+
+def why_not(model: ModelFacts, size: int) -> str | None:
+    """What of the model cannot be divided by `size`."""
+    heads, kv_heads = model.num_heads, model.num_kv_heads
+    inner = model.config.get("intermediate_size")
+    if heads % size:
+        return f"{heads} attention heads, which {size} ranks cannot divide"
+    if kv_heads % size and size % kv_heads:
+        return f"{kv_heads} KV heads, which {size} ranks can neither divide nor share evenly"
+    if isinstance(inner, int) and inner % size:
+        return f"an intermediate_size of {inner}, which {size} ranks cannot divide"
+    return None
+
+
+def kv_heads_of_rank(num_kv_heads: int, size: int) -> int:
+    """At least one: where there are fewer than ranks, several ranks keep the same."""
+    return max(1, num_kv_heads // size)

@@ -1,0 +1,95 @@
+"""How many ranks: what each has, what is refused with which numbers, what they share of the machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from srt.config.args import ServerArgs
+from srt.config.dummy import dummy_facts
+from srt.config.explain import explain, render_table
+from srt.config.facts import Facts
+from srt.config.resolve import Resolution, resolve
+from srt.errors import ConfigError
+
+
+def facts_with(**model: Any) -> Facts:
+    facts = dummy_facts()
+    shape = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 16, "config": {"intermediate_size": 96}}
+    return replace(
+        facts,
+        machine=replace(facts.machine, num_cores=8),
+        model=replace(facts.model, **{**shape, **model}),
+    )
+
+
+def decide(size: int, facts: Facts | None = None, **fields: Any) -> Resolution:
+    args = ServerArgs(tensor_parallel_size=size, **fields)
+    return resolve(args, facts or facts_with(), entropy=0)
+
+
+def reason_of(resolution: Resolution, field: str) -> str:
+    [entry] = [entry for entry in resolution.trail if entry.field == field]
+    return entry.reason
+
+
+def test_one_rank_is_the_default() -> None:
+    one = decide(1)
+    assert one.values["parallel"]["tensor_parallel_size"] == 1
+    assert "default" in reason_of(one, "parallel.tensor_parallel_size")
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (2, "each rank has 4 of 8 heads and 1 of 2 KV heads"),
+        (4, "each rank has 2 of 8 heads and 1 of 2 KV heads, which 2 ranks share"),
+        (8, "each rank has 1 of 8 heads and 1 of 2 KV heads, which 4 ranks share"),
+    ],
+)
+def test_explain_says_who_has_what(size: int, words: str) -> None:
+    resolution = decide(size)
+    assert reason_of(resolution, "parallel.tensor_parallel_size").endswith(words)
+    assert words in render_table(explain(resolution))
+
+
+def test_ranks_share_threads_and_memory() -> None:
+    """A token costs a rank its own heads' KV; the free memory is that of all of them."""
+    one, two = decide(1), decide(2)
+    assert one.values["exec"]["num_threads"] == 8 and two.values["exec"]["num_threads"] == 4
+    assert "divided among 2 ranks" in reason_of(two, "exec.num_threads")
+    budget = {"kv_memory_gb": 0.05, "context_length": 64}
+    few = decide(1, **budget).values["schedule"]["max_total_tokens"]
+    many = decide(2, **budget).values["schedule"]["max_total_tokens"]
+    assert abs(many - 2 * few) <= 32
+    shared = decide(4, **budget).values["schedule"]["max_total_tokens"]
+    assert shared == many  # one KV head each
+
+
+@pytest.mark.parametrize(
+    ("size", "model", "words"),
+    [
+        (3, {}, "8 attention heads, which 3 ranks cannot divide; allowed: 1, 2, 4, 8"),
+        (6, {"num_heads": 12, "num_kv_heads": 4}, "4 KV heads, which 6 ranks can neither divide"),
+        (
+            2,
+            {"config": {"intermediate_size": 95}},
+            "an intermediate_size of 95, which 2 ranks cannot divide; allowed: 1",
+        ),
+        (2, {"format": "script", "architecture": "Script"}, "is a script"),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_its_numbers(
+    size: int, model: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"--tensor-parallel-size {size}.*{words}"):
+        decide(size, facts_with(**model))
+
+
+def test_one_process_cannot_be_two() -> None:
+    with pytest.raises(ConfigError, match="--inline means one"):
+        decide(2, inline=True)
+    with pytest.raises(ConfigError, match="smallest allowed is 1"):
+        decide(0)
