@@ -35,7 +35,8 @@ if [ ! -e "$site/.installed" ]; then
 fi
 export PYTHONPATH="$site:$PWD${PYTHONPATH:+:$PYTHONPATH}"
 export TANDEM_CACHE="${TANDEM_CACHE:-$site/tandem-cache}"
-export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$TANDEM_CACHE/triton}"
+export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$TANDEM_CACHE/gpu/triton}"  # as the engine has it
+export FLASHINFER_WORKSPACE_BASE="${FLASHINFER_WORKSPACE_BASE:-$TANDEM_CACHE/gpu/flashinfer}"
 mkdir -p "$TANDEM_CACHE"
 if [ -f "$cache" ] && [ ! -e "$TANDEM_CACHE/.restored" ]; then
   tar xzf "$cache" -C "$TANDEM_CACHE" && touch "$TANDEM_CACHE/.restored"

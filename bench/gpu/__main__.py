@@ -57,7 +57,7 @@ class Session:
         self.flags = [
             *("--model", str(model), "--load-format", "dummy", "--device", options.device),
             *("--disable-radix-cache", "--max-running", str(self.sizes.max_running)),
-            *("--log-level", "warning"),
+            *("--log-level", "warning", "--seed", "1"),  # the same weights in every process
             *options.flags,
         ]
 
@@ -106,24 +106,23 @@ class Session:
             sizes=self.sizes,
             limit=self.options.limit,
         )
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bench.gpu.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        timer = threading.Timer(self._time_left(), process.kill)
-        timer.start()
-        try:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(msgspec.json.encode(job) + b"\n")
-            process.stdin.close()
-            for line in process.stdout:
-                told = orjson.loads(line)
-                failed = {"error": told.get("error")}
-                yield told["part"], told.get("figures", failed)
-            code = process.wait()
-        finally:
-            timer.cancel()
-            process.kill()
-            process.wait()
+        command = [sys.executable, "-m", "bench.gpu.child"]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+            timer = threading.Timer(self._time_left(), process.kill)
+            timer.start()
+            try:
+                assert process.stdin is not None and process.stdout is not None
+                process.stdin.write(msgspec.json.encode(job) + b"\n")
+                process.stdin.close()
+                for line in process.stdout:
+                    told = orjson.loads(line)
+                    failed = {"error": told.get("error")}
+                    yield told["part"], told.get("figures", failed)
+                code = process.wait()
+            finally:
+                timer.cancel()
+                process.kill()
         if code:
             yield "engine", {"error": f"its process ended with code {code}"}
 

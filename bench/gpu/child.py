@@ -13,7 +13,7 @@ import orjson
 from bench.gpu.engine import Engine
 from bench.gpu.parts import PARTS, Bench
 from bench.gpu.sets import Sizes
-from srt.errors import TandemError
+from srt.errors import ConfigError
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -37,8 +37,8 @@ def main() -> int:
 
     try:
         engine = Engine(job.flags, job.cache_folder)
-    except TandemError as error:
-        say("build", error=error.message)
+    except ConfigError as error:
+        say("build", error=str(error))
         return 2
     bench = Bench(engine, job.sizes, job.limit)
     for part in job.parts:

@@ -96,8 +96,8 @@ class Served:
                 heard += msgspec.json.decode(told, type=list[Heard])
         finally:
             for process in running:
-                if process.poll() is None:
-                    process.kill()
+                process.kill()
+                with process:
                     process.wait()
         failed = [one.error for one in heard if one.error]
         if failed or len(heard) != len(asks):
@@ -112,6 +112,8 @@ class Served:
             self._process.kill()
             self._process.wait()
         self._reader.join(5)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
 
 
 def serve_flags(flags: Sequence[str]) -> list[str]:

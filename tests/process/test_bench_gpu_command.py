@@ -1,0 +1,58 @@
+"""`python -m bench.gpu` in small on a CPU: every part gives figures, and a part that fails says so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.gpu.__main__ import main
+
+
+def run(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, object], str]:
+    code = main(["--device", "cpu", "--models", "tiny", "--callers", "2", "--settle", "0", *words])
+    printed, errors = capfd.readouterr()
+    print(errors, file=sys.stderr)
+    return code, json.loads(printed.splitlines()[-1]), printed
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+
+
+def test_parts_in_process_and_over_http(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    parts = "check,eager,batch1,ttft,decode,offline,profile,start,gateway"
+    code, result, printed = run(capfd, "--only", parts, "--out", str(out))
+    assert code == 0 and json.loads(out.read_text()) == result
+    figures = result["figures"]["tiny"]  # type: ignore[index]
+    assert all(value > 0 for value in figures.values())
+    assert set(figures) == {
+        *("offline", "batch1", "ttft 64", "ttft 256", "decode 2", "decode 8", "start", "gateway")
+    }
+    details = result["details"]["tiny"]  # type: ignore[index]
+    assert not [part for part, found in details.items() if "error" in found]
+    assert details["check"]["overlap == plain"] == "yes"
+    assert details["eager"]["graph == eager"] == "yes"
+    assert "batch 8" in printed and "launch" in printed
+
+
+def test_a_part_that_fails_says_so_and_the_rest_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
+    code, result, printed = run(capfd, "--only", "batch1,decode", "--", "--context-length", "34")
+    details = result["details"]["tiny"]  # type: ignore[index]
+    assert code == 0
+    assert "tokens instead of" in details["batch1"]["error"]
+    assert details["decode"]["8"] > 0
+
+
+def test_an_engine_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    code, result, printed = run(
+        capfd, "--only", "batch1,start", "--", "--attention-backend", "flashinfer"
+    )
+    details = result["details"]["tiny"]  # type: ignore[index]
+    assert code == 0
+    assert "flashinfer runs on GPUs" in details["build"]["error"]
+    assert "flashinfer runs on GPUs" in details["start"]["error"]
