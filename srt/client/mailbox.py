@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 
+from srt.client.bell import Bell
 from srt.errors import RequestAborted, TandemError
 from srt.wire.convert import from_failure
 from srt.wire.messages import Output
@@ -25,7 +25,7 @@ class Mailbox:
         self._open = n
         self._items: deque[Output] = deque()
         self._error: TandemError | None = None
-        self._arrived = asyncio.Event()
+        self._arrived = Bell()
 
     @property
     def is_over(self) -> bool:
@@ -44,13 +44,13 @@ class Mailbox:
             self._error = RequestAborted(
                 f"{self._limit} pieces waited unread; the request was aborted"
             )
-        self._arrived.set()
+        self._arrived.ring()
 
     def fail(self, error: TandemError) -> None:
         """Nothing more comes: the reader gets what is there, then the first such error."""
         self._error = self._error or error
         self._open = 0
-        self._arrived.set()
+        self._arrived.ring()
 
     async def take(self) -> Output | None:
         """The next item; None after the last end. Raises what the request failed with, after all that
@@ -60,7 +60,6 @@ class Mailbox:
                 raise self._error
             if self.is_over:
                 return None
-            self._arrived.clear()
             await self._arrived.wait()
         item = self._items.popleft()
         if item.finish is not None and item.finish.reason == "error":

@@ -121,11 +121,13 @@ class CompletionShape:
             # Not sooner: the prompt's logprobs come with its prefill.
             choice.has_echoed = True
             yield self._chunk(choice, choice.prompt.text, self._prompt_logprobs(choice))
-        if item.text or item.logprobs:
+        if item.logprobs:
             table = self._table(choice)
-            for entry in item.logprobs or ():
+            for entry in item.logprobs:
                 table.add(entry)
-            yield self._chunk(choice, item.text, table.take() if item.logprobs else None)
+            yield self._chunk(choice, item.text, table.take())
+        elif item.text:
+            yield self._chunk(choice, item.text)
         if item.finish is not None:
             chunk = self._chunk(choice, "", None, choice.reason)
             chunk.update(report([choice], self._call.reports))
@@ -164,7 +166,10 @@ class CompletionShape:
         }
 
     def _table(self, choice: Choice) -> TextLogprobs:
-        return self._tables.setdefault(choice.index, TextLogprobs())
+        table = self._tables.get(choice.index)
+        if table is None:
+            table = self._tables[choice.index] = TextLogprobs()
+        return table
 
     def _add_prompt(self, choice: Choice, table: TextLogprobs) -> None:
         prompt = choice.prompt

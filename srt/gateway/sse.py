@@ -14,6 +14,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from srt.client.bell import Bell
 from srt.gateway.feed import settle, wait_gone
 
 DONE = b"data: [DONE]\n\n"
@@ -35,7 +36,7 @@ class Outbox:
         self._limit = limit
         self._parts: list[bytes] = []
         self._size = 0
-        self._filled = asyncio.Event()
+        self._filled = Bell()
         self._is_closed = False
         self._clock = asyncio.get_running_loop().time
         self.last_put = self._clock()  # seconds, for the pings
@@ -44,7 +45,7 @@ class Outbox:
         self._parts.append(data)
         self._size += len(data)
         self.last_put = self._clock()
-        self._filled.set()
+        self._filled.ring()
         if self._size > self._limit:
             raise SlowReader
 
@@ -54,14 +55,13 @@ class Outbox:
 
     def close(self) -> None:
         self._is_closed = True
-        self._filled.set()
+        self._filled.ring()
 
     async def take(self) -> bytes | None:
         """All there is; None when closed and empty. Waits otherwise."""
         while not self._parts:
             if self._is_closed:
                 return None
-            self._filled.clear()
             await self._filled.wait()
         data = b"".join(self._parts)
         self._parts.clear()
