@@ -24,7 +24,8 @@ from srt.runner.prefill_graphs import PrefillCudaGraphRunner
 from srt.runner.scores import score_slices
 from srt.runner.staging import Staging
 from srt.runner.timeline import Mark, Timeline
-from srt.sampling.device_sampler import DeviceSampler, Launched
+from srt.sampling.device_sampler import DeviceSampler
+from srt.sampling.launched import Launched
 from srt.wire.params import TokenLogprobs
 
 Scores = list[list[TokenLogprobs] | str]

@@ -89,7 +89,7 @@ class CudaMark:
     __slots__ = ("event",)
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.event = torch.cuda.Event(enable_timing=True)
+        self.event = torch.Event("cuda", enable_timing=True)
         self.event.record(stream)
 
     def is_reached(self) -> bool:
@@ -111,7 +111,7 @@ class CudaTimeline:
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.set_device(device)
-        self.stream = torch.cuda.Stream(device)
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(self.stream)
         self._pool = torch.cuda.graph_pool_handle()
 
