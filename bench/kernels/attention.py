@@ -220,7 +220,15 @@ def decode_shapes() -> Iterator[TileShape]:
         (128, 4, 3, True),
         (128, 8, 3, True),
     ):
-        yield TileShape(rows=16, block=block, warps=warps, stages=stages, per_sm=0, carry=carry)
+        yield TileShape(
+            rows=16,
+            block=block,
+            warps=warps,
+            stages=stages,
+            per_sm=0,
+            least=block,
+            carry=carry,
+        )
 
 
 def long_shapes() -> Iterator[TileShape]:
@@ -342,8 +350,12 @@ def tune_shape(case: Case, shape: TileShape, works: list[Work]) -> None:
     )
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tune", action="store_true")
     torch.manual_seed(0)
     (tune if parser.parse_args().tune else compare)()
+
+
+if __name__ == "__main__":
+    main()

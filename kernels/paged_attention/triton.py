@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
@@ -15,7 +13,7 @@ from kernels.launch import Launcher, next_power_of_two
 from kernels.paged_attention.tiles import cut_tiles
 from kernels.paged_attention.triton_kernel import attend
 
-LOG2_E = math.log2(math.e)
+LOG2_E = 1.4426950408889634
 MAX_SPLITS = 64
 COUNTS = 1 << 16  # tiles * kv heads that may be split at once
 SHORT_ROWS = 64
@@ -30,6 +28,7 @@ class TileShape:
     warps: int
     stages: int
     per_sm: int  # so many programs keep a multiprocessor busy
+    least: int = 256  # keys of a part where several programs share a tile; a multiple of block
     carry: bool = True
     two_loops: bool = False  # the keys that every token sees are walked without masks
 
@@ -62,7 +61,7 @@ def choose_shape(rows: int, head_dim: int, group: int) -> TileShape:
     padded = max(next_power_of_two(rows), 16)
     small = head_dim <= 128
     if padded <= SHORT_ROWS:
-        return TileShape(rows=padded, block=64 if small else 32, warps=4, stages=3, per_sm=4)
+        return TileShape(rows=padded, block=64 if small else 32, warps=4, stages=3, per_sm=2)
     padded = max(128 if small else 64, next_power_of_two(group))
     return TileShape(
         rows=padded, block=64, warps=8 if padded > 64 else 4, stages=3, per_sm=1, two_loops=True
@@ -81,7 +80,6 @@ def choose_splits(programs: int, shape: TileShape, device: torch.device) -> int:
     return max(1, min(MAX_SPLITS, shape.per_sm * num_sms(device) // max(programs, 1)))
 
 
-@cache
 def num_sms(device: torch.device) -> int:
     """Of the CPU, where kernels are interpreted, so many that a few tiles are split."""
     if device.type != "cuda":
@@ -166,6 +164,7 @@ class Attention:
                 shape.rows,
                 kept,
                 shape.block,
+                shape.least,
                 work.tiles is not None,
                 is_split,
                 work.visible is not None,

@@ -48,6 +48,7 @@ def attend(
     ROWS: tl.constexpr,
     KEPT: tl.constexpr,
     BLOCK: tl.constexpr,
+    LEAST: tl.constexpr,
     LISTED: tl.constexpr,
     SPLIT: tl.constexpr,
     TREE: tl.constexpr,
@@ -63,8 +64,8 @@ def attend(
 
     LISTED: rows_ptr is [tiles, 8] int32, see `tiles.py`; else tile i is the one token of row rows[i] at
     position starts[i]. scale: of the scores, times log2(e); with CAP: scale / cap, and cap * log2(e).
-    KEPT: rows that can hold a token, a power of two. parts: [programs, KEPT, DIM + 2] float32 if SPLIT,
-    counts: [tiles, KV_HEADS] int32, zero before and after. lse: [T, heads] float32 if LSE.
+    LEAST: keys of a part, a multiple of BLOCK. KEPT: rows that can hold a token, a power of two.
+    parts: [programs, KEPT, DIM + 2] float32 if SPLIT, counts: [tiles, KV_HEADS] int32, zero before and after. lse: [T, heads] float32 if LSE.
     WIDE: products in float32, for the interpreter, which cannot multiply bfloat16. What a flag turns off
     may be None.
     """
@@ -110,6 +111,8 @@ def attend(
             oldest = tl.where(base >= 0, tl.minimum(oldest, base), oldest)
         begin = tl.maximum(oldest, 0) // BLOCK * BLOCK
     per_split = tl.cdiv(tl.cdiv(end - begin, BLOCK), splits) * BLOCK
+    if SPLIT:
+        per_split = tl.maximum(per_split, LEAST)
     first = begin + split * per_split
     if first >= end:
         return

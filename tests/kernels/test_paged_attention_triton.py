@@ -138,10 +138,10 @@ class Case:
 
 
 def short(rows: int, block: int = 32) -> subject.TileShape:
-    return subject.TileShape(rows=rows, block=block, warps=4, stages=3, per_sm=2)
+    return subject.TileShape(rows=rows, block=block, warps=4, stages=3, per_sm=2, least=32)
 
 
-LONG = subject.TileShape(rows=64, block=32, warps=4, stages=3, per_sm=1, two_loops=True)
+LONG = subject.TileShape(rows=64, block=32, warps=4, stages=3, per_sm=1, least=32, two_loops=True)
 
 
 def close(found: torch.Tensor, exact: torch.Tensor) -> None:
