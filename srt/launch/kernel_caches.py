@@ -53,26 +53,12 @@ def use_kernel_caches(cache_folder: str, machine: MachineFacts) -> None:
         sys.path.append(str(ready))
 
 
-def announce_compiles(cache_folder: str, show: ShowPhase) -> None:
-    """From now on every Triton kernel that must be compiled is shown by name before it is; while the
-    cache has what is asked for, nothing is."""
+def announce_compiles(show: ShowPhase) -> None:
+    """From now on every Triton kernel that had to be compiled is shown, with how long it took."""
     from triton import knobs
 
-    folder = Path(
-        os.environ.get("TRITON_CACHE_DIR", kernel_caches(cache_folder)["TRITON_CACHE_DIR"])
-    )
-    is_cold = not (folder.is_dir() and any(folder.iterdir()))
+    def tell(*, src: Any, times: Any, cache_hit: bool, **_: object) -> None:
+        if not cache_hit:
+            show(f"compile: {src.name}, {times.total / 1e6:.1f} s", None)
 
-    def before(*, fn: Any, **_: object) -> bool:
-        if is_cold:
-            show(f"compile {fn.name}", None)
-        return False  # go on
-
-    def after(*, src: Any, cache_hit: bool, **_: object) -> None:
-        nonlocal is_cold
-        if not cache_hit and not is_cold:
-            is_cold = True  # where one is missing, others will be
-            show(f"compile {src.name}", None)
-
-    knobs.runtime.jit_cache_hook = before
-    knobs.compilation.listener = after
+    knobs.compilation.listener = tell

@@ -103,7 +103,8 @@ def build_scheduler_part(
 
 
 class PhaseWatch:
-    """Passes phases on to whoever shows them, and knows how long each took."""
+    """Passes phases on to whoever shows them, and knows how long each took. "compile: NAME" is a detail
+    of the phase it comes in."""
 
     def __init__(self, show: ShowPhase) -> None:
         self._show = show
@@ -112,7 +113,7 @@ class PhaseWatch:
         self._began = time.monotonic()
 
     def show(self, phase: str, fraction: float | None) -> None:
-        if phase != self._phase:
+        if phase != self._phase and ": " not in phase:
             self.end()
             self._phase = phase
         self._show(phase, fraction)
@@ -154,7 +155,7 @@ def build_worker(boot: Boot, show: ShowPhase, group: Group = ALONE) -> Worker:
         return build_scripted_worker(boot)
     if get_device().device == "cuda":
         use_kernel_caches(boot.cache_folder, boot.facts.machine)
-        announce_compiles(boot.cache_folder, show)
+        announce_compiles(show)
     from srt.runner.build import build_worker as build
     from srt.spec.build import speculate
 

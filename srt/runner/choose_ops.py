@@ -42,6 +42,11 @@ def select_ops(context: RuntimeContext, folder: Path) -> tuple[RunnerSpec, kerne
             if spec.kv_cache_dtype != spec.dtype:  # the compiled write knows one type only
                 ops = replace(ops, rope_write_kv=kernels.rope.select("torch"))
             return spec, ops
+        if get_exec().deterministic:
+            raise ConfigError(
+                "--deterministic was asked for, but the native kernels that keep it cannot be built: "
+                f"{built.reason}; allowed: --no-deterministic, or a machine that can build them"
+            )
         if _was_asked(context, "exec.native_kernels"):
             raise ConfigError(
                 f"--native-kernels was asked for, but they cannot be built: {built.reason}; "

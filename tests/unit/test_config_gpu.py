@@ -121,10 +121,15 @@ def test_without_one_the_trail_says_why() -> None:
          ("sdpa cannot be captured", "allowed: 0")),
         (None, {"kv_memory_gb": 140.0}, ("--kv-memory-gb 140", "0.9 of 150.00 GB", "weights",
                                          "the most that fits: --kv-memory-gb 11")),
-        (None, {"gpu_memory_fraction": 0.1}, ("0.1 of 150.00 GB", "--gpu-memory-fraction")),
+        (None, {"gpu_memory_fraction": 0.1},
+         ("needs 18.83", "16.06 GB weights", "14.50 GB can be had", "0.1 of 150.00 GB",
+          "--gpu-memory-fraction 0.13 or more", "--quantization fp8 (8.56 GB of weights)")),
+        (None, {"gpu_memory_fraction": 0.124}, ("--max-step-tokens up to",)),
+        (gpu_facts(card={"memory_total": 12_000_000_000, "memory_free": 11_900_000_000}), {},
+         ("10.70 GB can be had", "of 12.00 GB", "larger GPU")),
         (None, {"gpu_memory_fraction": 1.5}, ("1.5", "the largest allowed is 1")),
         (gpu_facts(card={"memory_free": 20_000_000_000}), {"context_length": 131_072},
-         ("130.00 GB used by others",)),
+         ("130.00 GB that others use", "--gpu-memory-fraction 1 or more")),
     ],
 )  # fmt: skip
 def test_wish_that_a_gpu_cannot_meet(
@@ -271,6 +276,15 @@ def test_memory_is_fraction_less_others_weights_activations_and_graphs() -> None
     assert abs(fp8 - 2 * tokens) <= 48
     smaller = decide(max_step_tokens=2048).values["memory"]["kv_memory_gb"]
     assert smaller == pytest.approx(memory["kv_memory_gb"] + 6144 * 2 * 55_296 / 1e9)
+
+
+def test_largest_values_of_the_message_are_usable() -> None:
+    with pytest.raises(ConfigError) as raised:
+        decide(gpu_memory_fraction=0.124, context_length=16)
+    message = str(raised.value)
+    step = int(message.partition("--max-step-tokens up to ")[2].split(",")[0])
+    fields: dict[str, Any] = {"context_length": 16, "gpu_memory_fraction": 0.124}
+    assert decide(max_step_tokens=step - 100, **fields).values["schedule"]["max_total_tokens"] >= 16
 
 
 def test_context_is_cut_to_what_the_gpu_holds() -> None:
