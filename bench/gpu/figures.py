@@ -21,12 +21,19 @@ def gap_figures(gaps: list[float]) -> Figures:
 
 
 def compare(ours: list[list[int]], theirs: list[list[int]]) -> str:
-    """ "yes", or where they part."""
-    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        if one != other:
-            place = next(
-                (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), -1
-            )
-            differing = sum(a != b for a, b in zip(ours, theirs, strict=True))
-            return f"NO: request {number} parts at token {place}; {differing} of {len(ours)} differ"
-    return "yes"
+    """ "yes", or where they part, and how many of all tokens come before that."""
+    agreed = [_agreed(one, other) for one, other in zip(ours, theirs, strict=True)]
+    parted = [n for n, count in enumerate(agreed) if count < max(len(ours[n]), len(theirs[n]))]
+    if not parted:
+        return "yes"
+    share = sum(agreed) / sum(map(len, ours))
+    return (
+        f"NO: request {parted[0]} parts at token {agreed[parted[0]]}; {len(parted)} of {len(ours)} "
+        f"do; {share:.1%} of the tokens come before"
+    )
+
+
+def _agreed(one: list[int], other: list[int]) -> int:
+    """How many tokens from the start are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -19,6 +19,7 @@ from srt.scheduler.loop import Scheduler
 CHECKED = 8  # requests of the check, a size that is a graph's own
 CHECKED_ANSWER = 32
 CHORES_SECONDS = 120.0
+WARM_UPS = 2
 REPEATS = 5
 
 
@@ -112,10 +113,10 @@ class Bench:
         found: Figures = {}
         for length in self.sizes.first_token:
             times = []
-            for number in range(1 + REPEATS):
+            for number in range(WARM_UPS + REPEATS):
                 [ask] = self._prompts().batch(1, length, 1)
                 [answer] = self._run([ask]).answers
-                if number:
+                if number >= WARM_UPS:
                     times.append((answer.times[0] - answer.begin) * 1e3)
             found[f"{length}_ms"] = statistics.median(times)
             found[f"{length}_all"] = times

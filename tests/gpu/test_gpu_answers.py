@@ -41,10 +41,12 @@ def test_answers_are_those_of_the_cpu(engine: Built, model: Path, cache: str) ->
     assert max(gaps) <= 3 * BF16 and sum(gaps) / len(gaps) <= BF16 / 2
 
 
-def test_recorded_steps_are_the_eager_ones(engine: Built, model: Path, cache: str) -> None:
-    works = batch()
+def test_recorded_steps_are_near_the_eager_ones(engine: Built, model: Path, cache: str) -> None:
+    """Attention may split a row's keys otherwise when it does not know how many they will be; that they
+    are the same to the bit where nothing depends on that is a test of --deterministic."""
+    works = batch(temperature=0.0)
     with build(model, cache, *EAGER) as eager:
-        expect_same(engine.run(works), eager.run(works))
+        expect_near(engine.run(works), eager.run(works), BF16, least=24)
 
 
 def test_overlap_changes_nothing(engine: Built) -> None:

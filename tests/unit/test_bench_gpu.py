@@ -76,8 +76,9 @@ def test_prompts_differ_and_stay_below_special_tokens() -> None:
 
 def test_where_answers_part() -> None:
     assert compare([[1, 2], [3, 4]], [[1, 2], [3, 4]]) == "yes"
+    assert compare([[1, 2]], [[1]]).startswith("NO: request 0 parts at token 1;")
     assert compare([[1, 2], [3, 4]], [[1, 2], [3, 5]]) == (
-        "NO: request 1 parts at token 1; 1 of 2 differ"
+        "NO: request 1 parts at token 1; 1 of 2 do; 75.0% of the tokens come before"
     )
 
 
