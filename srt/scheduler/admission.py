@@ -42,12 +42,14 @@ class Admission:
         self._settings = settings
         self._metrics = metrics
         self._num_admitted = 0
+        self._reserved = 0  # pages that those who run are expected to need still
         # the last refusal for want of pages and the state it was made in: saves a match a turn
         self._short: tuple[tuple[int, ...], Refusal] | None = None
 
     def candidates(self, now: float) -> tuple[Iterator[Request], dict[int, int]]:
-        """Who to try, in order: retracted requests first, then by policy and shares. And every
-        other one's place in the policy's own order, when there are several tenants."""
+        """Who to try in this turn, in order: retracted requests first, then by policy and shares. And
+        every other one's place in the policy's own order, when there are several tenants."""
+        self._reserved = sum(self._reserve(request) for request in self._roster.active)
         front = self._queue.front
         policy = self._settings.policy
         ranked = rank(self._queue.arrived, policy, now, self._peek)
@@ -115,6 +117,7 @@ class Admission:
         assert lease is not None and lease.grow(len(request.tokens))
         request.lease = lease
         request.computed = match.num_tokens
+        self._reserved += self._reserve(request)
         self._enter(request, now, match.num_tokens, match.report)
         return None
 
@@ -134,14 +137,17 @@ class Admission:
 
     def _pages_needed(self, request: Request) -> int:
         """Pages for its prompt and everybody's expected growth, before what the cache has."""
-        size, growth, active = self._store.page_size, self._growth.tokens, self._roster.active
-        if not active:
-            return pages_for(len(request.tokens), size)
-        needed = pages_for(len(request.tokens) + min(request.remaining, growth), size)
-        for other in active:
-            assert other.lease is not None
-            needed += other.lease.missing_pages(other.length + min(other.remaining, growth))
-        return needed
+        size, length = self._store.page_size, len(request.tokens)
+        if not self._roster.active:
+            return pages_for(length, size)
+        growth = min(request.remaining, self._growth.tokens)
+        return pages_for(length + growth, size) + self._reserved
+
+    def _reserve(self, request: Request) -> int:
+        """Pages that its growth is expected to take."""
+        assert request.lease is not None
+        growth = min(request.remaining, self._growth.tokens)
+        return request.lease.missing_pages(request.length + growth)
 
     def _enter(self, request: Request, now: float, cached: int, report: CacheReport) -> None:
         if request in self._queue:

@@ -94,9 +94,10 @@ class Queue:
     def reasons(self) -> Counter[Reason]:
         """How many wait for what. Most share one refusal, so these are counted by identity first."""
         held = [request.refusal for request in self]
-        named = {id(refusal): refusal for refusal in held}
+        keys = list(map(id, held))
+        named = dict(zip(keys, held, strict=True))
         reasons: Counter[Reason] = Counter()
-        for key, count in Counter(map(id, held)).items():
+        for key, count in Counter(keys).items():
             refusal = named[key]
             assert refusal is not None, "whoever waits has a reason"
             reasons[refusal.reason] += count
