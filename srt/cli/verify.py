@@ -19,7 +19,7 @@ from rich.table import Table
 
 from srt.cli.options import add_server_flags, cache_folder, server_args, start_logging
 from srt.cli.progress import PhaseBars
-from srt.config.context import get_context, get_model, get_schedule, get_spec, publish
+from srt.config.context import get_context, get_device, get_model, get_schedule, get_spec, publish
 from srt.errors import ConfigError
 from srt.launch.ending import leaving_on_sigterm
 from srt.launch.prepare import prepare
@@ -61,6 +61,11 @@ def run(options: argparse.Namespace) -> int:
             args, sources, folder="verify", cache_folder=cache_folder(), progress=bars.show
         )
         publish(args, boot.facts, role="verify", entropy=boot.entropy, sources=sources)
+        if get_device().device != "cpu":
+            raise ConfigError(
+                "verify builds one engine after the other over the same weights, which it can do on a "
+                f"CPU only, and this model runs on {get_device().device}; allowed: --device cpu"
+            )
         codec = load_text(boot)
         requests = build_requests(codec, get_context().target.context_length)
         page_size = get_schedule().page_size

@@ -100,7 +100,8 @@ def fill(args: ServerArgs, facts: Facts, role: str, resolution: Resolution) -> P
 
 
 def describe(state: Published) -> dict[str, Any]:
-    """Plain data for `/v1/engine/config`. Secrets are hidden; no read is noted."""
+    """Plain data for `/v1/engine/config`: bags, runners, trail, versions, GPUs. Secrets are hidden; no
+    read is noted."""
     bags = {bag.namespace: show_leaves(bag) for bag in state.bags}
     runners = [dataclasses.asdict(spec) for spec in state.runner_specs]
     return {
@@ -111,6 +112,7 @@ def describe(state: Published) -> dict[str, Any]:
         "runners": runners,
         "trail": [dataclasses.asdict(entry) for entry in state.ledger.trail],
         "versions": dict(state.facts.machine.versions),
+        "gpus": [dataclasses.asdict(gpu) for gpu in state.facts.machine.gpus],
     }
 
 
