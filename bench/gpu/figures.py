@@ -20,6 +20,23 @@ def gap_figures(gaps: list[float]) -> Figures:
     }
 
 
+def step_sums(groups: dict[str, Figures]) -> Figures:
+    """Of a run's steps, those with prompts and the others: how many, and seconds of the loop, of the
+    host beside waiting, and of the device: medians of each group, added up. `groups`: see
+    `srt.scheduler.profile`."""
+    found: Figures = {}
+    for name, group in groups.items():
+        kind = "prefill" if name == "prefill" else "decode"
+        sums = found.setdefault(kind, {"steps": 0, "wall_s": 0.0, "host_s": 0.0, "device_s": 0.0})
+        steps = group["steps"]
+        host = sum(seconds for stage, seconds in group["stages"].items() if stage != "wait")
+        sums["steps"] += steps
+        sums["wall_s"] += steps * group["step_seconds"]
+        sums["host_s"] += steps * host
+        sums["device_s"] += steps * group["phases"]["forward"]
+    return found
+
+
 def compare(ours: list[list[int]], theirs: list[list[int]]) -> str:
     """ "yes", or where they part, and how many of all tokens come before that."""
     agreed = [_agreed(one, other) for one, other in zip(ours, theirs, strict=True)]

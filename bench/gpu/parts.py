@@ -11,7 +11,7 @@ import torch
 
 from bench.gpu.device_time import DeviceTimes, device_times
 from bench.gpu.engine import Engine, Outcome
-from bench.gpu.figures import Figures, compare, gap_figures
+from bench.gpu.figures import Figures, compare, gap_figures, step_sums
 from bench.gpu.sets import Ask, Prompts, Sizes, at_poisson_times, offline_set, online_mix
 from bench.report import percentile
 from srt.scheduler.loop import Scheduler
@@ -134,14 +134,19 @@ class Bench:
         return found
 
     def offline(self) -> Figures:
-        """The offline set, twice: output tokens by wall time."""
+        """The offline set, twice: output tokens by wall time, and where the second run's time went."""
         asks = offline_set(self.sizes, self.engine.facts.vocab_size)
-        runs = [self._run(asks) for _ in range(2)]
+        runs = []
+        for _ in range(2):
+            scheduler = self.engine.scheduler()
+            runs.append(self.engine.run(scheduler, asks, self.limit))
         return {
             "tok_s": [run.num_tokens / run.wall for run in runs],
             "wall_s": [run.wall for run in runs],
             "prompt_tokens": sum(len(ask.token_ids) for ask in asks),
             "output_tokens": runs[0].num_tokens,
+            "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
+            **step_sums(self.engine.profile(scheduler)["groups"]),
         }
 
     def online(self) -> Figures:

@@ -18,7 +18,7 @@ from bench.gpu.callers import MODEL, Calls, Heard
 from bench.gpu.sets import Ask
 
 LOG_LINES = 40
-HEAD_START = 1.0  # seconds for every process of callers to be there
+HEAD_START = 3.0  # seconds for every process of callers to be there
 
 
 class Served:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu.figures import compare, gap_figures
+from bench.gpu.figures import compare, gap_figures, step_sums
 from bench.gpu.folder import read_shape, shape_names, write_folder
 from bench.gpu.peers import PEERS
 from bench.gpu.sets import FULL, Prompts, at_poisson_times, offline_set, online_mix
@@ -88,6 +88,23 @@ def test_gaps() -> None:
     assert figures["itl_ms_max"] == pytest.approx(40.0)
     assert 1.0 < figures["p99_by_p50"] < 3.0
     assert gap_figures([])["p99_by_p50"] == 0.0
+
+
+def test_steps_add_up() -> None:
+    def group(steps: int, wait: float) -> dict[str, object]:
+        stages = {"launch": 0.001, "wait": wait}
+        return {
+            "steps": steps,
+            "step_seconds": 0.01,
+            "stages": stages,
+            "phases": {"forward": 0.008},
+        }
+
+    sums = step_sums({"prefill": group(2, 0.5), "decode 1": group(3, 0.5), "decode 8": group(5, 9)})
+    assert sums["prefill"]["steps"] == 2 and sums["decode"]["steps"] == 8
+    assert sums["decode"]["wall_s"] == pytest.approx(0.08)
+    assert sums["decode"]["host_s"] == pytest.approx(0.008)
+    assert sums["decode"]["device_s"] == pytest.approx(0.064)
 
 
 def test_the_table_says_what_is_met() -> None:
