@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from srt.config.facts import Facts, GpuFacts
 from srt.config.footprint import CONTEXT_BYTES, WORKSPACE_BYTES, Reserve
@@ -31,7 +31,7 @@ class Room:
     taken: str
     remedy: str
     share: str = ""  # on a GPU, how the budget came about
-    is_gpu: bool = field(default=False)
+    is_gpu: bool = False
 
     def usual(self, one_context: int) -> tuple[int, str]:
         """The budget nobody named, and why; `one_context` bytes must fit in."""

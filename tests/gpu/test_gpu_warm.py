@@ -34,6 +34,7 @@ def tandem(cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(MOST_SECONDS)
+@pytest.mark.parametrize("model", ["qwen3"], indirect=True)
 def test_a_pack_spares_another_cache_every_compile(model: Path, tmp_path: Path) -> None:
     flags = ("--model", str(model), "--load-format", "dummy", "--device", "cuda")
     flags += ("--max-total-tokens", "8192", "--max-running", "8")
