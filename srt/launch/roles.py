@@ -89,7 +89,7 @@ def run_scheduler(boot: Boot, control: Control) -> None:
     ]
     part = build_scheduler_part(boot, outbox, control.show_phase, group, others)
     control.listen(lambda notice: None, stopped.set)
-    control.report(ready=part.describe())
+    control.report_ready(**part.describe())
     try:
         run(part.scheduler, inbox, stopped.is_set)
     finally:
@@ -117,7 +117,7 @@ def run_rank(boot: Boot, control: Control, rank: int) -> None:
     group = join_ranks(boot, rank)
     worker = build_worker(boot, control.show_phase, group)
     control.listen(lambda notice: None, stopped.set)
-    control.report(ready={"memory_bytes": worker.facts.memory_bytes})
+    control.report_ready(memory_bytes=worker.facts.memory_bytes)
     try:
         follow(worker, orders, group, stopped.is_set)
     finally:
@@ -186,7 +186,7 @@ async def run_detokenizer(boot: Boot, control: Control, stop: asyncio.Event) -> 
     control.show_phase("loading the vocabulary")
     service = DetokenizerService(step, text, load_text(boot))
     listen(control, stop, lambda role: None)
-    control.report(ready={})
+    control.report_ready()
     try:
         await service.run(stop)
     finally:
@@ -212,7 +212,7 @@ async def run_tokenizer(boot: Boot, control: Control, stop: asyncio.Event) -> No
     control.show_phase("loading the vocabulary")
     service = build_tokenizer(boot, front, work, text, load_text(boot))
     listen(control, stop, service.declare_dead, service.hurry)
-    control.report(ready={"front": front.endpoint})
+    control.report_ready(front=front.endpoint)
     try:
         await service.run(stop)
     finally:
@@ -237,7 +237,7 @@ async def run_gateway(boot: Boot, control: Control, stop: asyncio.Event) -> None
         listen(control, stop, client.declare_dead)
 
         def ready(port: int) -> None:
-            control.report(ready={"host": serving.host, "port": port})
+            control.report_ready(host=serving.host, port=port)
 
         await serve(create_app(client, gateway_settings()), serving.host, serving.port, stop, ready)
     except OSError as error:
