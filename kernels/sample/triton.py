@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 BLOCK = 64
 TILE = 4096
+LISTED = 512  # weights compared with each other
 
 
 @triton.jit
@@ -49,16 +50,19 @@ def line_state(
 
 
 @triton.jit
-def line_scratch(scratch_ptr, line, TILES: tl.constexpr, NUM_BLOCKS: tl.constexpr):
+def line_scratch(
+    scratch_ptr, line, TILES: tl.constexpr, NUM_BLOCKS: tl.constexpr, CAPACITY: tl.constexpr
+):
     """What `scan` leaves for `pick` of one line: per tile the score, peak, likeliest token and winning
-    block; per block its peak; and room for as many ids. TILES is even."""
-    scores = scratch_ptr + line.to(tl.int64) * (TILES // 2 * 5 + NUM_BLOCKS)
+    block; per block its peak; and room for as many ids, and for a list of weights. TILES is even."""
+    scores = scratch_ptr + line.to(tl.int64) * (TILES // 2 * 5 + NUM_BLOCKS + CAPACITY // 2)
     peaks = (scores + TILES).to(tl.pointer_type(tl.float32), bitcast=True)
     tokens = (peaks + TILES).to(tl.pointer_type(tl.int32), bitcast=True)
     blocks = tokens + TILES
     block_peaks = (blocks + TILES).to(tl.pointer_type(tl.float32), bitcast=True)
     candidates = (block_peaks + NUM_BLOCKS).to(tl.pointer_type(tl.int32), bitcast=True)
-    return scores, peaks, tokens, blocks, block_peaks, candidates
+    listed = (candidates + NUM_BLOCKS).to(tl.pointer_type(tl.float32), bitcast=True)
+    return scores, peaks, tokens, blocks, block_peaks, candidates, listed
 
 
 @triton.jit
@@ -72,6 +76,7 @@ def scan(
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
+    CAPACITY: tl.constexpr,
     COLUMNS: tl.constexpr,
     OFFSETS: tl.constexpr,
     PDL: tl.constexpr,
@@ -87,8 +92,8 @@ def scan(
     key, top_k, top_p, min_p, inverse = line_state(
         rows_ptr, offsets_ptr, table_ptr, line, COLUMNS, OFFSETS
     )
-    scores_out, peaks_out, tokens_out, blocks_out, block_peaks_out, _ = line_scratch(
-        scratch_ptr, line, TILES, TILES * BLOCKS
+    scores_out, peaks_out, tokens_out, blocks_out, block_peaks_out, _, _ = line_scratch(
+        scratch_ptr, line, TILES, TILES * BLOCKS, CAPACITY
     )
     start = logits_ptr + line.to(tl.int64) * STRIDE
     read = tl.load(start + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
@@ -131,6 +136,7 @@ def pick(
     TILE: tl.constexpr,
     TILES_HELD: tl.constexpr,
     BLOCKS_HELD: tl.constexpr,
+    CAPACITY: tl.constexpr,
     COLUMNS: tl.constexpr,
     OFFSETS: tl.constexpr,
     PDL: tl.constexpr,
@@ -140,8 +146,8 @@ def pick(
     NUM_BLOCKS: tl.constexpr = NUM_TILES * (TILE // 64)
     tiles = tl.arange(0, TILES_HELD)
     held = tiles < NUM_TILES
-    scores_in, peaks_in, tokens_in, blocks_in, block_peaks_in, candidates = line_scratch(
-        scratch_ptr, line, TILES, TILES * (TILE // 64)
+    scores_in, peaks_in, tokens_in, blocks_in, block_peaks_in, candidates, listed = line_scratch(
+        scratch_ptr, line, TILES, TILES * (TILE // 64), CAPACITY
     )
     if PDL:
         gdc_launch_dependents()
@@ -168,6 +174,7 @@ def pick(
                 start,
                 block_peaks_in,
                 candidates,
+                listed,
                 peak,
                 tl.sum(scores, axis=0),
                 key,
@@ -178,6 +185,7 @@ def pick(
                 VOCAB,
                 NUM_BLOCKS,
                 BLOCKS_HELD,
+                CAPACITY,
             )
         else:
             best = tl.max(scores, axis=0)
@@ -255,14 +263,14 @@ def bind() -> tuple[Sample, AcceptChain]:
             return
         num_tiles = -(-vocab_size // TILE)
         tiles = num_tiles + num_tiles % 2
-        words = tiles // 2 * 5 + tiles * (TILE // BLOCK)
+        words = tiles // 2 * 5 + tiles * (TILE // BLOCK) + LISTED // 2
         scratch = torch.empty(num * words, dtype=torch.float64, device=logits.device)
         shape = (logits.stride(0), vocab_size)
         launch_scan(
             (num_tiles, num, 1),
             (logits, rows, offsets, table, scratch),
             (),
-            (*shape, tiles, TILE, COLUMNS, offsets is not None),
+            (*shape, tiles, TILE, LISTED, COLUMNS, offsets is not None),
         )
         held = next_power_of_two(num_tiles)
         launch_pick(
@@ -276,6 +284,7 @@ def bind() -> tuple[Sample, AcceptChain]:
                 TILE,
                 held,
                 held * (TILE // BLOCK),
+                LISTED,
                 COLUMNS,
                 offsets is not None,
             ),

@@ -1,14 +1,17 @@
 """Inside the kernels: noise, weights, and the least weight that top_k, top_p and min_p keep.
 
 A weight is a float32 in [0, 1], so its bits, read as an int, are in the same order as it. The least
-weight kept is found by narrowing an interval of such ints: that a rule is met by "all tokens of at least
-this weight" (they are k, or their mass is p) is true up to the weight sought and false above it. Eight
-pivots are tried in one pass over the tokens; ten passes settle 30 bits.
+weight kept lies in an interval of such ints: that a rule is met by "all tokens of at least this weight"
+(they are k, or their mass is p) is true up to the weight sought and false above it.
 
-Only tokens in candidate blocks are looked at: blocks of 64 ids whose largest weight is not below a
-floor under the weight sought. For k tokens the k-th largest of the blocks' largest weights is such a
-floor. For the mass p there are two: the weight down to which the blocks' largest alone reach p, and
-(1 - p) * mass / V, as all lighter tokens together weigh less than what p leaves out.
+1. Only tokens in candidate blocks are looked at: blocks of 64 ids whose largest weight is not below a
+   floor under the weight sought. For k tokens the k-th largest of the blocks' largest weights is such a
+   floor. For the mass p there are two: the weight down to which the blocks' largest alone reach p, and
+   (1 - p) * mass / V, as all lighter tokens together weigh less than what p leaves out.
+2. `narrow`: while too many tokens lie in the interval, a pass over the candidates tries four pivots.
+3. `gather` lists the tokens of the interval, and `settle` tries the weight of each of them at once.
+
+Logits of a model are peaked, and few tokens are above the floor: then there is nothing to narrow.
 """
 
 from __future__ import annotations
@@ -47,11 +50,16 @@ def as_weight(bits):
 
 
 @triton.jit
+def as_bits(weight):
+    return weight.to(tl.int32, bitcast=True).to(tl.int64)
+
+
+@triton.jit
 def load_weights(
     start, candidates, num, first, peak, inverse, VOCAB: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Weights and logits [CHUNK, 64] of the candidate blocks first .. first + CHUNK - 1; zero and minus
-    infinity where there is none."""
+    """Weights and logits [CHUNK, 64] of the candidate blocks first .. first + CHUNK - 1, and their ids;
+    zero and minus infinity where there is none."""
     places = first + tl.arange(0, CHUNK)
     blocks = tl.load(candidates + places, mask=places < num, other=0)
     ids = blocks[:, None] * 64 + tl.arange(0, 64)[None, :]
@@ -61,21 +69,107 @@ def load_weights(
 
 
 @triton.jit
-def mass_above(
-    start, candidates, num, least, peak, inverse, VOCAB: tl.constexpr, CHUNK: tl.constexpr
-):
-    """Of all candidates that weigh at least `least`."""
-    mass = tl.zeros((CHUNK, 64), dtype=tl.float64)
-    for first in range(0, num, CHUNK):
-        weights, _, _ = load_weights(start, candidates, num, first, peak, inverse, VOCAB, CHUNK)
-        mass += tl.where(weights >= least, weights, 0.0).to(tl.float64)
-    return tl.sum(tl.reshape(mass, (CHUNK * 64,)), axis=0)
-
-
-@triton.jit
 def narrow(
     start,
     candidates,
+    num,
+    low,
+    high,
+    wanted,
+    by_count,
+    peak,
+    inverse,
+    VOCAB: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """A fifth of the interval [low, high): reaching `wanted`, in number if `by_count`, else in mass, is
+    still true at its lower end, and false at its upper one."""
+    step = (high - low + 4) // 5
+    first_least = as_weight(tl.minimum(low + step, high))
+    second_least = as_weight(tl.minimum(low + 2 * step, high))
+    third_least = as_weight(tl.minimum(low + 3 * step, high))
+    fourth_least = as_weight(tl.minimum(low + 4 * step, high))
+    first_mass = tl.zeros((CHUNK, 64), dtype=tl.float64)
+    second_mass = tl.zeros((CHUNK, 64), dtype=tl.float64)
+    third_mass = tl.zeros((CHUNK, 64), dtype=tl.float64)
+    fourth_mass = tl.zeros((CHUNK, 64), dtype=tl.float64)
+    for first in range(0, num, CHUNK):
+        weights, _, _ = load_weights(start, candidates, num, first, peak, inverse, VOCAB, CHUNK)
+        each = tl.where(by_count, 1.0, weights).to(tl.float64)
+        first_mass += tl.where(weights >= first_least, each, 0.0)
+        second_mass += tl.where(weights >= second_least, each, 0.0)
+        third_mass += tl.where(weights >= third_least, each, 0.0)
+        fourth_mass += tl.where(weights >= fourth_least, each, 0.0)
+    good = ((tl.sum(first_mass) >= wanted) & (low + step < high)).to(tl.int64)
+    good += ((tl.sum(second_mass) >= wanted) & (low + 2 * step < high)).to(tl.int64)
+    good += ((tl.sum(third_mass) >= wanted) & (low + 3 * step < high)).to(tl.int64)
+    good += ((tl.sum(fourth_mass) >= wanted) & (low + 4 * step < high)).to(tl.int64)
+    return low + step * good, tl.minimum(high, low + step * (good + 1))
+
+
+@triton.jit
+def gather(
+    start,
+    candidates,
+    listed,
+    num,
+    low,
+    high,
+    peak,
+    inverse,
+    VOCAB: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
+    """Lists the weights in [low, high), as many as fit. Returns how many there are, and of those above
+    the number and the mass."""
+    least, most = as_weight(low), as_weight(high)
+    num_above = tl.zeros((CHUNK, 64), dtype=tl.int32)
+    mass_above = tl.zeros((CHUNK, 64), dtype=tl.float64)
+    num_listed = 0
+    tl.debug_barrier()  # the list's last readers are done
+    for first in range(0, num, CHUNK):
+        weights, _, _ = load_weights(start, candidates, num, first, peak, inverse, VOCAB, CHUNK)
+        is_above = weights >= most
+        num_above += is_above.to(tl.int32)
+        mass_above += tl.where(is_above, weights, 0.0).to(tl.float64)
+        flat = tl.reshape(weights, (CHUNK * 64,))
+        is_listed = (flat >= least) & (flat < most) & (flat > 0.0)
+        ranks = num_listed + tl.cumsum(is_listed.to(tl.int32), axis=0) - 1
+        tl.store(listed + ranks, flat, mask=is_listed & (ranks < CAPACITY))
+        num_listed += tl.sum(is_listed.to(tl.int32), axis=0)
+    tl.debug_barrier()
+    return num_listed, tl.sum(num_above), tl.sum(mass_above)
+
+
+@triton.jit
+def settle(
+    listed, num_listed, low, wanted, by_count, num_above, mass_above, CAPACITY: tl.constexpr
+):
+    """The largest listed weight at which `wanted` is reached, or that of `low`, and the mass from there
+    on. Each listed weight is compared with each."""
+    STEP: tl.constexpr = 16
+    places = tl.arange(0, CAPACITY)
+    weights = tl.load(listed + places, mask=places < num_listed, other=-1.0)
+    reached = tl.zeros((CAPACITY,), dtype=tl.float64)
+    for first in range(0, num_listed, STEP):
+        others_at = first + tl.arange(0, STEP)
+        others = tl.load(listed + others_at, mask=others_at < num_listed, other=-2.0)
+        each = tl.where(by_count, 1.0, others).to(tl.float64)
+        is_above = others[None, :] >= weights[:, None]
+        reached += tl.sum(tl.where(is_above, each[None, :], 0.0), axis=1)
+    above = tl.where(by_count, num_above.to(tl.float64), mass_above)
+    is_met = (above + reached >= wanted) & (places < num_listed)
+    least = tl.maximum(as_weight(low), tl.max(tl.where(is_met, weights, 0.0), axis=0))
+    kept = tl.where((weights >= least) & (places < num_listed), weights, 0.0).to(tl.float64)
+    return least, mass_above + tl.sum(kept, axis=0)
+
+
+@triton.jit
+def least_kept(
+    start,
+    candidates,
+    listed,
     num,
     low,
     wanted,
@@ -84,26 +178,33 @@ def narrow(
     inverse,
     VOCAB: tl.constexpr,
     CHUNK: tl.constexpr,
+    CAPACITY: tl.constexpr,
 ):
-    """The bits of the largest weight w for which the candidates of at least w reach `wanted`, in number
-    if `by_count`, else in mass; `low` if none above it does."""
+    """The largest weight for which the candidates of at least it reach `wanted`, in number or in mass;
+    that of the bits `low` if none above does. And the mass of these candidates."""
     high = tl.full((), 0x3F800001, tl.int64)  # one bit above 1.0
-    steps = tl.arange(0, 8).to(tl.int64) + 1
-    while high - low > 1:
-        step = (high - low + 7) // 8
-        pivots = low + steps * step
-        least = as_weight(tl.minimum(pivots, 0x3F800001))
-        mass = tl.zeros((CHUNK * 64, 8), dtype=tl.float64)
-        for first in range(0, num, CHUNK):
-            weights, _, _ = load_weights(start, candidates, num, first, peak, inverse, VOCAB, CHUNK)
-            flat = tl.reshape(weights, (CHUNK * 64,))
-            each = tl.where(by_count, 1.0, flat)
-            mass += tl.where(flat[:, None] >= least[None, :], each[:, None], 0.0).to(tl.float64)
-        reached = tl.sum(mass, axis=0) >= wanted
-        good = tl.sum((reached & (pivots < high)).to(tl.int64), axis=0)
-        high = tl.minimum(high, low + step * (good + 1))
-        low = low + step * good
-    return low
+    is_wide = num > 4 * CHUNK
+    num_listed = CAPACITY + 1
+    num_above = 0
+    mass_above = tl.full((), 0.0, tl.float64)
+    while (num_listed > CAPACITY) & (high - low > 1):
+        if is_wide:
+            for _ in range(2):
+                low, high = narrow(
+                    start, candidates, num, low, high, wanted, by_count, peak, inverse, VOCAB, CHUNK
+                )
+        num_listed, num_above, mass_above = gather(
+            start, candidates, listed, num, low, high, peak, inverse, VOCAB, CHUNK, CAPACITY
+        )
+        is_wide = num > 0
+    if num_listed > CAPACITY:  # so many of one weight
+        least = as_weight(low)
+        mass = mass_above + num_listed.to(tl.float64) * least.to(tl.float64)
+    else:
+        least, mass = settle(
+            listed, num_listed, low, wanted, by_count, num_above, mass_above, CAPACITY
+        )
+    return least, mass
 
 
 @triton.jit
@@ -126,6 +227,7 @@ def draw_kept(
     start,
     block_peaks,
     candidates,
+    listed,
     peak,
     mass,
     key,
@@ -135,12 +237,13 @@ def draw_kept(
     inverse,
     VOCAB: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    BLOCKS_HELD: tl.constexpr,
+    CAPACITY: tl.constexpr,
 ):
     """The block that wins the race among the tokens that the rules keep, the least weight kept, and the
-    least logit kept. `candidates` [NUM_BLOCKS] int32 is scratch."""
-    CHUNK: tl.constexpr = 16
-    places = tl.arange(0, BLOCKS)
+    least logit kept. Scratch: `candidates` [NUM_BLOCKS] int32, `listed` [CAPACITY] float32."""
+    CHUNK: tl.constexpr = 32
+    places = tl.arange(0, BLOCKS_HELD)
     held = places < NUM_BLOCKS
     values = tl.load(block_peaks + places, mask=held, other=float("-inf"))
     peaks = weights_of(values, peak, inverse)
@@ -158,26 +261,31 @@ def draw_kept(
         floor = tl.maximum(floor, rest.to(tl.float32))
     if (has_top_k & has_top_p) == 0:  # what top_p shares out may reach below min_p
         floor = tl.maximum(floor, lightest)
-    low = floor.to(tl.int32, bitcast=True).to(tl.int64)
     is_candidate = held & (peaks >= floor) & (peaks > 0.0)
     rank = tl.cumsum(is_candidate.to(tl.int32), axis=0) - 1
     num = tl.sum(is_candidate.to(tl.int32), axis=0)
     tl.store(candidates + rank, places, mask=is_candidate)
     tl.debug_barrier()
 
-    least = lightest
-    if has_top_k:
-        low = narrow(
-            start, candidates, num, low, top_k.to(tl.float64), True, peak, inverse, VOCAB, CHUNK
-        )
-        least = tl.maximum(least, as_weight(low))
-        if has_top_p:
-            wanted = top_p * mass_above(
-                start, candidates, num, as_weight(low), peak, inverse, VOCAB, CHUNK
+    least = floor
+    for rule in range(2):
+        by_count = rule == 0
+        if tl.where(by_count, has_top_k, has_top_p):
+            least, mass = least_kept(
+                start,
+                candidates,
+                listed,
+                num,
+                as_bits(least),
+                tl.where(by_count, top_k.to(tl.float64), tl.where(has_top_k, top_p * mass, wanted)),
+                by_count,
+                peak,
+                inverse,
+                VOCAB,
+                CHUNK,
+                CAPACITY,
             )
-    if has_top_p:
-        low = narrow(start, candidates, num, low, wanted, False, peak, inverse, VOCAB, CHUNK)
-        least = tl.maximum(least, as_weight(low))
+    least = tl.maximum(least, lightest)
 
     best = tl.full((CHUNK,), -1.0, tl.float64)
     winners = tl.zeros((CHUNK,), dtype=tl.int32)
