@@ -231,6 +231,13 @@ def decode_shapes() -> Iterator[TileShape]:
         )
 
 
+def early_shapes() -> Iterator[TileShape]:
+    for block, warps in ((128, 8), (128, 4), (64, 4), (256, 8), (64, 8)):
+        yield TileShape(
+            rows=16, block=block, warps=warps, stages=2, per_sm=0, least=block, early=True
+        )
+
+
 def long_shapes() -> Iterator[TileShape]:
     for rows, block, warps, stages, carry in (
         (128, 64, 8, 3, True),
@@ -307,14 +314,17 @@ def make_work(case: Case, shape: TileShape, splits: int) -> Work:
 def tune() -> None:
     """A line per shape: microseconds at every number of splits that makes sense."""
     with ProcessPoolExecutor(12, mp_context=get_context("spawn")) as pool:
-        list(pool.map(try_compile, [*decode_shapes(), *long_shapes()]))
-    for count, context in ((1, 1024), (1, 4096), (8, 1024), (32, 1024), (64, 1024), (256, 1024)):
+        list(pool.map(try_compile, [*decode_shapes(), *early_shapes(), *long_shapes()]))
+    for count, context in (
+        *((1, 256), (1, 1024), (1, 4096), (8, 256), (8, 1024)),
+        *((32, 1024), (64, 1024), (256, 1024)),
+    ):
         case = make_case([context - 1] * count, [1] * count)
         most = max(1, 132 * 8 // (count * KV_HEADS))
         splits = [s for s in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if s <= most]
         splits = splits[-5:] if count < 32 else splits
         print(f"decode {count} x {context}, splits {splits}")
-        for shape in decode_shapes():
+        for shape in (*decode_shapes(), *(early_shapes() if count <= 8 else ())):
             tune_shape(case, shape, [make_work(case, shape, s) for s in splits])
     for count, length in ((4, 2048), (1, 1024)):
         case = make_case([0] * count, [length] * count)
@@ -342,7 +352,7 @@ def tune_shape(case: Case, shape: TileShape, works: list[Work]) -> None:
             cells.append(f"{type(error).__name__}: {error}"[:60])
             break
         cells.append(f"{spent:8.1f} {rate(case, spent)}")
-    carried = "carry" if shape.carry else "     "
+    carried = "early" if shape.early else "carry" if shape.carry else "     "
     print(
         f"  {shape.rows:3} x {shape.block:3} {shape.warps} warps {shape.stages} stages {carried}",
         "".join(cells),

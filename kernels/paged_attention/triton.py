@@ -30,6 +30,7 @@ class TileShape:
     per_sm: int  # so many programs keep a multiprocessor busy
     least: int = 256  # keys of a part where several programs share a tile; a multiple of block
     carry: bool = True
+    early: bool = False  # see `early_shape`
     two_loops: bool = False  # the keys that every token sees are walked without masks
 
     def per_tile(self, group: int) -> int:
@@ -66,6 +67,13 @@ def choose_shape(rows: int, head_dim: int, group: int) -> TileShape:
     return TileShape(
         rows=padded, block=64, warps=8 if padded > 64 else 4, stages=3, per_sm=1, two_loops=True
     )
+
+
+def early_shape(head_dim: int) -> TileShape:
+    """For a few decodes whose tables nobody writes in this graph: what older steps left of K and V is on
+    its way before the kernel before this one has finished."""
+    block = 128 if head_dim <= 128 else 64
+    return TileShape(rows=16, block=block, warps=8, stages=2, per_sm=1, least=block, early=True)
 
 
 def fixed_shape(head_dim: int, group: int) -> TileShape:
@@ -173,6 +181,7 @@ class Attention:
                 lse is not None,
                 shape.two_loops,
                 shape.carry,
+                shape.early and work.tiles is None,
                 q.device.type == "cpu",
             ),
             num_warps=shape.warps,

@@ -57,6 +57,7 @@ def attend(
     LSE: tl.constexpr,
     TWO_LOOPS: tl.constexpr,
     CARRY: tl.constexpr,
+    EARLY: tl.constexpr,
     WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -65,13 +66,15 @@ def attend(
     LISTED: rows_ptr is [tiles, 8] int32, see `tiles.py`; else tile i is the one token of row rows[i] at
     position starts[i]. scale: of the scores, times log2(e); with CAP: scale / cap, and cap * log2(e).
     LEAST: keys of a part, a multiple of BLOCK. KEPT: rows that can hold a token, a power of two.
-    parts: [programs, KEPT, DIM + 2] float32 if SPLIT, counts: [tiles, KV_HEADS] int32, zero before and after. lse: [T, heads] float32 if LSE.
+    parts: [programs, KEPT, DIM + 2] float32 if SPLIT, counts: [tiles, KV_HEADS] int32, zero before and
+    after. lse: [T, heads] float32 if LSE. EARLY: nobody writes the tables in this graph of launches.
     WIDE: products in float32, for the interpreter, which cannot multiply bfloat16. What a flag turns off
     may be None.
     """
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
+        if not EARLY:
+            gdc_wait()
     head = tl.program_id(0)
     split = tl.program_id(1)
     tile = tl.program_id(2)
@@ -124,12 +127,6 @@ def attend(
             clear = tl.where(base >= 0, tl.minimum(base, last), clear)
         clear = tl.maximum(clear // BLOCK * BLOCK, first)
 
-    heads = head * GROUP + r % GROUP
-    q = tl.load(
-        q_ptr + tokens.to(tl.int64)[:, None] * Q_STRIDE + heads[:, None] * DIM + d[None, :],
-        mask=held[:, None] & (d < DIM)[None, :],
-        other=0.0,
-    )
     table_row = table_ptr + row.to(tl.int64) * table_stride
     k_head = k_ptr + head * DIM
     v_head = v_ptr + head * DIM
@@ -137,6 +134,30 @@ def attend(
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, triton.next_power_of_2(DIM)], tl.float32)
     slots = find_slots(table_row, first, last, PAGE, BLOCK)
+    if EARLY:  # all but the newest key has been there since the step before
+        n = first + tl.arange(0, BLOCK)
+        there = n < tl.minimum(last, position)
+        k, v = read_block(k_head, v_head, slots, there, KV_HEADS, DIM, True)
+        slots = find_slots(table_row, first + BLOCK, last, PAGE, BLOCK)
+        newest = tl.load(table_row + position // PAGE) * PAGE + position % PAGE
+        if PDL:
+            gdc_wait()
+        places = newest.to(tl.int64) * (KV_HEADS * DIM) + d
+        is_newest = (n == position)[:, None]
+        k = tl.where(is_newest, tl.load(k_head + places, mask=d < DIM, other=0.0)[None, :], k)
+        v = tl.where(is_newest, tl.load(v_head + places, mask=d < DIM, other=0.0)[None, :], v)
+    heads = head * GROUP + r % GROUP
+    q = tl.load(
+        q_ptr + tokens.to(tl.int64)[:, None] * Q_STRIDE + heads[:, None] * DIM + d[None, :],
+        mask=held[:, None] & (d < DIM)[None, :],
+        other=0.0,
+    )
+    if EARLY:
+        acc, m, total = see(
+            acc, m, total, q, k, v, n, n < last, base, own, visible, window, scale, cap,
+            TREE, WINDOW, CAP, WIDE, True,
+        )  # fmt: skip
+        clear += BLOCK
     if TWO_LOOPS:
         for block in tl.range(first, clear, BLOCK):
             acc, m, total, slots = see_block(
@@ -193,12 +214,27 @@ def see_block(
     TREE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, CARRY: tl.constexpr, WIDE: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The running softmax after the keys at block .. block + BLOCK - 1. m: the largest score so far."""
+    """The running softmax after the keys at block .. block + BLOCK - 1, and the slots of the next."""
     n = block + tl.arange(0, BLOCK)
-    d = tl.arange(0, triton.next_power_of_2(DIM))
     there = n < last
     if not CARRY:
         slots = find_slots(table_row, block, last, PAGE, BLOCK)
+    k, v = read_block(k_head, v_head, slots, there, KV_HEADS, DIM, MASKED)
+    if CARRY:
+        slots = find_slots(table_row, block + BLOCK, last, PAGE, BLOCK)
+    acc, m, total = see(
+        acc, m, total, q, k, v, n, there, base, own, visible, window, scale, cap,
+        TREE, WINDOW, CAP, WIDE, MASKED,
+    )  # fmt: skip
+    return acc, m, total, slots
+
+
+@triton.jit
+def read_block(
+    k_head, v_head, slots, there, KV_HEADS: tl.constexpr, DIM: tl.constexpr, MASKED: tl.constexpr
+):
+    """K and V, [N, D] each; zero where nothing is `there`, if that is MASKED."""
+    d = tl.arange(0, triton.next_power_of_2(DIM))
     places = slots.to(tl.int64)[:, None] * (KV_HEADS * DIM) + d[None, :]
     if MASKED:
         read = there[:, None] & (d < DIM)[None, :]
@@ -210,8 +246,18 @@ def see_block(
     else:
         k = tl.load(k_head + places, mask=(d < DIM)[None, :], other=0.0)
         v = tl.load(v_head + places, mask=(d < DIM)[None, :], other=0.0)
-    if CARRY:
-        slots = find_slots(table_row, block + BLOCK, last, PAGE, BLOCK)
+    return k, v
+
+
+@triton.jit
+def see(
+    acc, m, total, q, k, v, n, there, base, own, visible, window, scale, cap,
+    TREE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, WIDE: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """The running softmax after the keys n, of which only those `there` count if that is MASKED.
+
+    m: the largest score of a row so far, total and acc: the sums of weights and of weighted values."""
     k = k.to(q.dtype)
     if WIDE:
         scores = tl.dot(q.to(tl.float32), tl.trans(k.to(tl.float32)))
@@ -251,7 +297,7 @@ def see_block(
         acc = tl.dot(p.to(tl.float32), v.to(tl.float32), acc)
     else:
         acc = tl.dot(p, v, acc)
-    return acc, larger, total, slots
+    return acc, larger, total
 
 
 @triton.jit

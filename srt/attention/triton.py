@@ -16,10 +16,13 @@ from kernels.paged_attention.triton import (
     Work,
     choose_shape,
     choose_splits,
+    early_shape,
     fixed_shape,
 )
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
+
+EARLY_PROGRAMS = 64  # tiles * KV heads up to which a decode step is bound by latency
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +45,18 @@ class TritonAttention:
         self._attention: Attention | None = None
         self._batch: AttentionBatch | None = None
         self._works: dict[Heads, list[Work]] = {}
+        self._is_recorded = False
 
     def plan(self, batch: AttentionBatch) -> None:
         if self._attention is None:
             self._attention = Attention(batch.page_table.device)
         self._batch = batch
         self._works = {}
+        self._is_recorded = False
 
     def capture(self, batch: AttentionBatch) -> None:
         self.plan(batch)
+        self._is_recorded = True
 
     def replay(self, batch: AttentionBatch) -> None:
         """The kernel reads all it needs from the static tensors."""
@@ -95,6 +101,9 @@ class TritonAttention:
         works = []
         if count:
             shape = self._shape(1, heads)
+            few = count * heads.num_kv <= EARLY_PROGRAMS and heads.group <= 16
+            if self._is_recorded and few and not self._deterministic:
+                shape = early_shape(heads.dim)
             works.append(
                 Work(
                     num=count,

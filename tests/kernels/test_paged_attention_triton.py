@@ -276,3 +276,11 @@ def test_what_a_device_holds_decides_on_the_splits() -> None:
     assert subject.choose_splits(10**6, shape, DEVICE) == 1
     assert subject.choose_splits(1, shape, DEVICE) == min(2 * sms, subject.MAX_SPLITS)
     assert math.log2(subject.choose_shape(5, 128, 5).rows) == 4
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_the_newest_key_is_read_apart(splits: int, window: int | None) -> None:
+    case = Case([124, 0, 63, 64, 32], [1] * 5, 16, 8, 2, 80)
+    shape = dataclasses.replace(short(16), early=True)
+    close(case.run(shape, splits, listed=False, window=window), case.exact(window))
