@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bench.gpu.other_ranks import OtherRanks
 from bench.gpu.sets import Ask
 from srt.config.context import publish
 from srt.config.flags import add_flags, read_namespace
+from srt.launch.folder import SocketFolder
 from srt.launch.parts import build_scheduler_part, scheduler_settings
 from srt.launch.prepare import prepare
 from srt.protocols.worker import Idler, WorkerFacts
@@ -89,10 +91,20 @@ class Engine:
         add_flags(parser)
         args, sources = read_namespace(parser.parse_args(list(flags)))
         began = time.perf_counter()
-        boot, self.resolution = prepare(args, sources, folder="none", cache_folder=cache_folder)
+        self._folder = SocketFolder()
+        boot, self.resolution = prepare(
+            args, sources, folder=self._folder.path, cache_folder=cache_folder
+        )
         publish(boot.args, boot.facts, role="bench", entropy=boot.entropy, sources=boot.sources)
         self._outbox = Arrivals()
-        self._part = build_scheduler_part(boot, self._outbox, lambda phase, fraction: None)
+        self._ranks = OtherRanks(boot)
+        self._part = build_scheduler_part(
+            boot,
+            self._outbox,
+            lambda phase, fraction: None,
+            self._ranks.group,
+            self._ranks.senders,
+        )
         self.build_seconds = time.perf_counter() - began
         self._uids = 0
 
@@ -160,6 +172,8 @@ class Engine:
 
     def close(self) -> None:
         self._part.close()
+        self._ranks.close()
+        self._folder.close()
 
     def _work(self, ask: Ask) -> Work:
         self._uids += 1

@@ -14,15 +14,14 @@ from typing import Any
 
 import uvloop
 
-from srt.config.context import get_device, get_parallel, get_serving, publish
+from srt.config.context import get_serving, publish
 from srt.errors import ConfigError
 from srt.launch.boot import Boot
 from srt.launch.control import Control
+from srt.launch.ranks import MEETING, join_ranks, reach_others, run_rank
 from srt.launch.supervisor import RANK
-from srt.parallel.group import ALONE, Group
 
 log = logging.getLogger(__name__)
-MEETING = "meeting"  # the file through which ranks find each other
 AsyncRole = Callable[[Boot, Control, asyncio.Event], Coroutine[Any, Any, None]]
 
 
@@ -83,10 +82,7 @@ def run_scheduler(boot: Boot, control: Control) -> None:
     outbox = ZmqSender(context, boot.addresses.step, HOPS["step"])
     inbox = ZmqPollingReceiver(context, boot.addresses.work, HOPS["work"], codec.work())
     group = join_ranks(boot, 0)
-    others = [
-        ZmqSender(context, boot.addresses.order_of(rank), HOPS["order"])
-        for rank in range(1, group.size)
-    ]
+    others = reach_others(boot, context, group)
     part = build_scheduler_part(boot, outbox, control.show_phase, group, others)
     control.listen(lambda notice: None, stopped.set)
     control.report_ready(**part.describe())
@@ -98,43 +94,6 @@ def run_scheduler(boot: Boot, control: Control) -> None:
         for sender in (outbox, *others):
             sender.close()
         close_context(context)
-
-
-def run_rank(boot: Boot, control: Control, rank: int) -> None:
-    """Computes what rank 0's scheduler launches. Its socket is there first: what comes before the
-    weights are loaded waits."""
-    from srt.launch.parts import build_worker
-    from srt.runner.ranks import OrderDecoder, follow
-    from srt.wire.sockets import ZmqPollingReceiver, close_context, open_context
-    from srt.wire.topology import HOPS
-
-    stopped = threading.Event()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    context = open_context()
-    address = boot.addresses.order_of(rank)
-    orders = ZmqPollingReceiver(context, address, HOPS["order"], OrderDecoder())
-    group = join_ranks(boot, rank)
-    worker = build_worker(boot, control.show_phase, group)
-    control.listen(lambda notice: None, stopped.set)
-    control.report_ready(memory_bytes=worker.facts.memory_bytes)
-    try:
-        follow(worker, orders, group, stopped.is_set)
-    finally:
-        worker.close()
-        group.close()
-        orders.close()
-        close_context(context)
-
-
-def join_ranks(boot: Boot, rank: int) -> Group:
-    """The group of the processes that share the model, once all of them are there."""
-    size = get_parallel().tensor_parallel_size
-    if size == 1:
-        return ALONE
-    from srt.parallel.collective import open_group
-
-    return open_group(rank, size, get_device().device, boot.addresses.folder / MEETING)
 
 
 async def run_async(role: AsyncRole, boot: Boot, control: Control) -> None:

@@ -1,0 +1,153 @@
+"""One model on one GPU and divided among several: the same tokens, and what a step costs.
+
+    python -m bench.tensor_parallel                    1 and 2 GPUs, the 8B shape with weights of noise
+    python -m bench.tensor_parallel --sizes 1,2,4 --shape qwen3-14b
+    python -m bench.tensor_parallel --device cpu       the same in small, to try it out
+
+First a small model in float32 answers the same prompts for each size, greedy and drawn: the tokens must
+be the same (exit code 1 if not). In bfloat16 the parts of a sum are rounded before they are added, so a
+large model may choose another token where two are about as likely; whether it did is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from bench.gpu.child import Job
+from bench.gpu.figures import compare
+from bench.gpu.folder import read_shape, shape_names, write_folder
+from bench.gpu.sets import FULL, SMALL, Sizes
+from bench.report import describe_machine
+from srt.cli.options import cache_folder
+
+Found = dict[str, dict[str, Any]]
+PARTS = ("build", "check", "warm", "batch1", "ttft", "decode", "offline")
+
+
+def measure(flags: list[str], parts: tuple[str, ...], sizes: Sizes, limit: float) -> Found:
+    """An engine in a process of its own, ended after `limit` seconds: figures or an error by part."""
+    job = Job(
+        flags=flags, cache_folder=cache_folder(), parts=list(parts), sizes=sizes, limit=limit / 2
+    )
+    found: Found = {}
+    command = [sys.executable, "-m", "bench.gpu.child"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        timer = threading.Timer(limit, process.kill)
+        timer.start()
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(msgspec.json.encode(job) + b"\n")
+            process.stdin.close()
+            for line in process.stdout:
+                told = orjson.loads(line)
+                found[told["part"]] = told.get("figures") or {"error": told.get("error")}
+            if process.wait():
+                found["engine"] = {"error": f"its process ended with code {process.returncode}"}
+        finally:
+            timer.cancel()
+            process.kill()
+    return found
+
+
+def flags_for(model: Path, size: int, device: str, sizes: Sizes, more: list[str]) -> list[str]:
+    return [
+        *("--model", str(model), "--load-format", "dummy", "--device", device, "--seed", "1"),
+        *("--disable-radix-cache", "--max-running", str(sizes.max_running)),
+        *("--log-level", "warning", "--tensor-parallel-size", str(size), *more),
+    ]
+
+
+def show(name: str, by_size: dict[int, Any]) -> None:
+    words = (f"{size}: {_figure(value)}" for size, value in by_size.items())
+    print(f"{name:<28}" + "   ".join(f"{word:<24}" for word in words).rstrip(), flush=True)
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, (int, float)):
+        return f"{value:,.3f}" if value < 100 else f"{value:,.0f}"
+    return str(value)
+
+
+def check_small(options: argparse.Namespace, folder: Path) -> bool:
+    """Whether a model in float32 gives the same tokens at every size."""
+    model = write_folder(folder / "tiny", read_shape("tiny"))
+    tokens = {}
+    for size in options.sizes:
+        flags = flags_for(model, size, options.device, SMALL, ["--dtype", "float32"])
+        found = measure(flags, ("check",), SMALL, options.limit)
+        if "tokens" not in found.get("check", {}):
+            print(f"tiny, float32, {size} ranks: {found}")
+            return False
+        tokens[size] = found["check"]["tokens"]
+    first = tokens[options.sizes[0]]
+    for size, others in tokens.items():
+        print(f"tiny, float32, {size} ranks: same tokens: {compare(others, first)}", flush=True)
+    return all(others == first for others in tokens.values())
+
+
+def measure_shape(options: argparse.Namespace, folder: Path) -> dict[int, Found]:
+    sizes = SMALL if options.device == "cpu" else FULL
+    model = write_folder(folder / options.shape, read_shape(options.shape))
+    results = {}
+    for size in options.sizes:
+        flags = flags_for(model, size, options.device, sizes, options.flags)
+        found = results[size] = measure(flags, PARTS, sizes, options.limit)
+        for part, figures in found.items():
+            if "error" in figures:
+                print(f"{options.shape}, {size} ranks, {part}: {figures['error']}", flush=True)
+    print(f"\n{options.shape}, by ranks:")
+    show("start, s", {s: f.get("build", {}).get("build_s", "-") for s, f in results.items()})
+    show("batch 1, ms a token", _of(results, "batch1", "ms_per_token"))
+    for length in sizes.first_token:
+        show(f"TTFT of {length} tokens, ms", _of(results, "ttft", f"{length}_ms"))
+    for batch in sizes.batches:
+        show(f"batch {batch} decode, tok/s", _of(results, "decode", str(batch)))
+    offline = {s: max(f.get("offline", {}).get("tok_s", [0])) for s, f in results.items()}
+    show("offline set, tok/s", offline)
+    first = results[options.sizes[0]].get("check", {}).get("tokens")
+    for size, found in results.items():
+        if first and "tokens" in found.get("check", {}):
+            show("same tokens as the first", {size: compare(found["check"]["tokens"], first)})
+    return results
+
+
+def _of(results: dict[int, Found], part: str, name: str) -> dict[int, Any]:
+    return {size: found.get(part, {}).get(name, "-") for size, found in results.items()}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.tensor_parallel",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--sizes", type=lambda text: [int(n) for n in text.split(",")],
+                        default=[1, 2], help="numbers of ranks")  # fmt: skip
+    parser.add_argument("--shape", default=None, help=f"of: {', '.join(shape_names())}")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--limit", type=float, default=150, help="seconds for one engine")
+    parser.add_argument("flags", nargs="*", help="after --: flags for the engine")
+    options = parser.parse_args(argv)
+    options.shape = options.shape or ("tiny" if options.device == "cpu" else "llama-8b")
+    with tempfile.TemporaryDirectory() as folder:
+        is_equal = check_small(options, Path(folder))
+        results = measure_shape(options, Path(folder))
+    for found in results.values():
+        found.get("check", {}).pop("tokens", None)
+    line = {"bench": "tensor_parallel", "equal": is_equal, "ranks": results}
+    line |= {"shape": options.shape, "flags": options.flags, "machine": describe_machine()}
+    print(orjson.dumps(line, option=orjson.OPT_NON_STR_KEYS).decode(), flush=True)
+    return 0 if is_equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
