@@ -17,10 +17,11 @@ import torch.nn.functional as F
 
 from bench.kernels.graph_timing import time_calls
 from kernels.launch import ANY_INT
+from kernels.linear.launches import Extras, Kernels, Stored
 from kernels.linear.plans import TOKEN_TILES, StreamPlan, TilePlan, stream_plan, tile_plan
 from kernels.linear.stream import stream_rows
 from kernels.linear.tiles import tile_rows
-from kernels.linear.triton import Extras, Kernels, Stored, pack
+from kernels.linear.triton import pack
 
 BF16 = torch.bfloat16
 MODELS: dict[str, dict[str, tuple[int, int, int]]] = {  # rows, columns, how often in a step
@@ -92,7 +93,7 @@ def compile_plan(job: tuple[Plan, int, int]) -> None:
         stream_rows.warmup(*types, ANY_INT, 0.5, *constants, grid=(1, 1, 1), **options)
         return
     parts = torch.float32 if plan.splits > 1 else None
-    tile_types = (BF16, BF16, None, None, None, BF16, parts, torch.int32)
+    tile_types = (BF16, None, BF16, None, None, None, BF16, parts, torch.int32)
     tile_shape = (size, tokens, plan.rows, plan.block, plan.stages, plan.splits)
     prefetch = min(plan.prefetch, size // plan.splits)
     flags = (True, False, prefetch, plan.wave, False, True)
@@ -108,8 +109,7 @@ class Case:
         self.weights = [
             torch.randn(rows, size, device="cuda").mul_(size**-0.5).to(BF16) for _ in range(copies)
         ]
-        self.kernels = Kernels()
-        self.done = torch.zeros(-(-rows // 16), dtype=torch.int32, device="cuda")
+        self.kernels = Kernels(rows, torch.device("cuda"))
 
     def run(self, plan: Plan, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         out = x.new_empty((x.shape[0], self.rows))
@@ -117,7 +117,7 @@ class Case:
         if isinstance(plan, StreamPlan):
             self.kernels.stream(stored, x, out, Extras(), plan)
         else:
-            self.kernels.tile(stored, x, out, Extras(), plan, self.done)
+            self.kernels.tile(stored, x, out, Extras(), plan)
         return out
 
     def check(self, plan: Plan, tokens: int) -> None:
@@ -195,7 +195,7 @@ def check_packed() -> None:
             x = torch.randn(tokens, size, device="cuda").to(BF16)
             exact = x.float() @ weight.float().t()
             for wide in (None, torch.float32):
-                found = pack(weight, None, None, wide)(x).float()
+                found = pack(weight, None, wide)(x).float()
                 error = (found - exact).norm() / exact.norm()
                 assert error < 4e-3, f"[{tokens}, {rows}, {size}] {wide}: error {error:.1e}"
     print("packed linears are right")

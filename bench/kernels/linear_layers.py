@@ -33,8 +33,8 @@ class Layer:
         weights = {name: random_weight(*shapes[name][:2]) for name in shapes if name != "head"}
         self.weights, self.ops = weights, ways
         self.norms = torch.rand(2, shapes["qkv"][1], device="cuda").add_(0.5).to(BF16)
-        self.linears = {name: pack(weight, None, None, None) for name, weight in weights.items()}
-        self.gated = pack(weights["gate_up"], None, None, None, gated=True)
+        self.linears = {name: pack(weight, None, None) for name, weight in weights.items()}
+        self.gated = pack(weights["gate_up"], None, None, gated=True)
 
     def fused(self, h: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         self.linears["qkv"].normed(h, self.norms[0], EPS)

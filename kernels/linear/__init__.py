@@ -3,13 +3,17 @@
 A packed linear holds ONE copy of the weight and nothing of the tensor it was made from (except
 `reference`, and `torch` where oneDNN cannot pack, which keep that very tensor). It offers no rows
 back: with a tied embedding, keep the original matrix for the row gather beside the packed head.
-int8 weights and activations: the formula stands in `reference.py`.
+int8 weights and activations: the formula stands in `reference.py`; fp8 and int4 weights: `quantized.py`.
+Where a CPU computes, these two are turned back into the dtype of the activations when packed.
 Rows: in `native` and `reference` a row's result does not depend on the other rows of the batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
+
+import torch
 
 from kernels.choice import (
     check_native_dtype,
@@ -20,14 +24,17 @@ from kernels.choice import (
     require_triton,
 )
 from kernels.linear import composed, native
+from kernels.linear.quantized import QuantizedWeight, quantize_fp8, quantize_int4
 from kernels.linear.reference import ReferenceLinear
 
 if TYPE_CHECKING:
-    import torch
-
     from kernels.native_build import Library
 
-QUANTIZATIONS: tuple[str | None, ...] = (None, "int8")
+QUANTIZATIONS: tuple[str | None, ...] = (None, "int8", "fp8", "int4")
+QUANTIZERS: dict[str | None, Callable[[torch.Tensor], QuantizedWeight]] = {
+    "fp8": quantize_fp8,
+    "int4": quantize_int4,
+}
 
 
 class Linear(Protocol):
@@ -56,7 +63,7 @@ class FusedLinear(Linear, Protocol):
 
 
 def pack_linear(
-    weight: torch.Tensor,
+    weight: torch.Tensor | QuantizedWeight,
     bias: torch.Tensor | None = None,
     *,
     quantization: str | None = None,
@@ -65,30 +72,47 @@ def pack_linear(
     implementation: str = "torch",
     library: Library | None = None,
 ) -> Linear:
-    """weight: [N, K]; bias: [N]. `out_dtype`: float32 for logits, say; default: x's dtype.
+    """weight: [N, K], or one that is quantized already; bias: [N]. `out_dtype`: float32 for logits, say;
+    default: x's dtype.
 
     `gated`, for "triton" only: the rows are N / 2 gates and then as many ups, and the linear returns
     silu(gate) * up, [T, N / 2]; "triton" gives a `FusedLinear`.
     """
-    check_shape("weight", weight, (None, None))
+    if isinstance(weight, torch.Tensor):
+        check_shape("weight", weight, (None, None))
+    elif quantization is not None:
+        raise ValueError(f"quantization {quantization!r} of a weight that is quantized already")
     if bias is not None:
         check_shape("bias", bias, (weight.shape[0],))
     if quantization not in QUANTIZATIONS:
-        raise ValueError(f"quantization must be None or 'int8', not {quantization!r}")
+        raise ValueError(f"quantization must be one of {QUANTIZATIONS}, not {quantization!r}")
     if gated and implementation != "triton":
         raise ValueError(f"gated is for implementation 'triton', not {implementation!r}")
+    if isinstance(weight, torch.Tensor) and quantization in QUANTIZERS:
+        weight, quantization = QUANTIZERS[quantization](weight), None
+    if not isinstance(weight, torch.Tensor) and implementation != "triton":
+        exact = torch.float32 if implementation == "reference" else weight.dtype
+        weight = weight.dequantize(exact)
     match implementation:
         case "reference":
+            assert isinstance(weight, torch.Tensor)
             return ReferenceLinear(weight, bias, quantization, out_dtype)
         case "torch":
+            assert isinstance(weight, torch.Tensor)
             return composed.pack(weight, bias, quantization, out_dtype)
         case "native":
+            assert isinstance(weight, torch.Tensor)
             check_native_dtype(implementation, weight=weight)
             return native.pack(weight, bias, quantization, out_dtype, require_library(library))
         case "triton":
             require_triton()
             from kernels.linear import triton
 
-            check_triton_layout(implementation, weight=weight)
-            return triton.pack(weight, bias, quantization, out_dtype, gated=gated)
+            if quantization is not None:
+                raise ValueError(
+                    f"quantization {quantization!r} is not the GPU's; allowed: fp8, int4"
+                )
+            if isinstance(weight, torch.Tensor):
+                check_triton_layout(implementation, weight=weight)
+            return triton.pack(weight, bias, out_dtype, gated=gated)
     refuse_implementation(implementation)

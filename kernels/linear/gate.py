@@ -44,7 +44,6 @@ def bind() -> SiluMul:
     return silu_mul
 
 
-def interleave(gate_up: torch.Tensor) -> torch.Tensor:
-    """[2 I, ...], all gates before all ups -> gate 0, up 0, gate 1, up 1, ..."""
-    half = gate_up.shape[0] // 2
-    return torch.stack((gate_up[:half], gate_up[half:]), dim=1).reshape(gate_up.shape)
+def pair_rows(num_rows: int, device: torch.device) -> torch.Tensor:
+    """The order that brings all gates before all ups to gate 0, up 0, gate 1, up 1, ..."""
+    return torch.arange(num_rows, device=device).view(2, -1).t().flatten()

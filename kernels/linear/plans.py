@@ -57,30 +57,44 @@ STREAM: dict[tuple[int, int], StreamPlan] = {
     (151936, 5120): StreamPlan(4, 1024, 4, 4),
 }
 TILES: dict[tuple[int, int, int], TilePlan | None] = {}
+STREAM_FP8: dict[tuple[int, int], StreamPlan] = {}
+INT4: dict[tuple[int, int, int], TilePlan] = {}
+TILES_FP8: dict[tuple[int, int, int], TilePlan | None] = {}
 
 MULTIPROCESSORS = 132
 SMALL = 8 << 20  # elements of a weight, up to which tiles beat the library
 
 
-def stream_plan(num_rows: int, size: int) -> StreamPlan:
-    """One token."""
+def stream_plan(num_rows: int, size: int, stored: str = "") -> StreamPlan:
+    """One token. `stored`: "fp8" for such weights."""
+    if stored == "fp8":
+        return STREAM_FP8.get((num_rows, size), StreamPlan(rows=8, block=1024, stages=4, warps=4))
     found = STREAM.get((num_rows, size))
     if found is not None:
         return found
     return StreamPlan(rows=4, block=1024, stages=4, warps=4)
 
 
+def int4_plan(num_rows: int, size: int, num_tokens: int) -> TilePlan:
+    """1 to LARGEST_TILE tokens of an int4 weight; `block` is the kernel's business."""
+    found = INT4.get((num_rows, size, token_tile(num_tokens)))
+    return found or fill_device(num_rows, size, rows=64, block=128, stages=4)
+
+
 def token_tile(num_tokens: int) -> int:
     return next((tile for tile in TOKEN_TILES if num_tokens <= tile), LARGEST_TILE)
 
 
-def tile_plan(num_rows: int, size: int, num_tokens: int) -> TilePlan | None:
-    """2 to LARGEST_TILE tokens. None: the vendor's library is as fast."""
+def tile_plan(num_rows: int, size: int, num_tokens: int, stored: str = "") -> TilePlan | None:
+    """2 to LARGEST_TILE tokens; None: the vendor's library is as fast."""
     if num_tokens > LARGEST_TILE:
         return None
     tile = token_tile(num_tokens)
-    if (num_rows, size, tile) in TILES:
-        return TILES[num_rows, size, tile]
+    table = TILES_FP8 if stored == "fp8" else TILES
+    if (num_rows, size, tile) in table:
+        return table[num_rows, size, tile]
+    if stored == "fp8":
+        return fill_device(num_rows, size, rows=64, block=256, stages=4)
     if num_rows * size > SMALL:
         return None
     return fill_device(num_rows, size, rows=64, block=128, stages=4)

@@ -12,12 +12,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.linear.epilogue import add_parts, finish_tile, leave_part
 from kernels.linear.prefetch import prefetch_rows
 
 
 @triton.jit(do_not_specialize=["M"])
 def tile_rows(
     x_ptr,
+    x_scale_ptr,
     weight_ptr,
     scale_ptr,
     bias_ptr,
@@ -40,10 +42,10 @@ def tile_rows(
     GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """x: [M, K]; weight: [N, K]; scale, bias: [N]; residual, out: [M, N], or out [M, N / 2] if GATED:
-    channels 2i and 2i + 1 are then gate and up of channel i. parts: float32 [tiles, SPLITS, ROWS,
-    TOKENS]; done: int32 [tiles], zero before and after. None: not wanted. grid: [M / TOKENS, N / ROWS,
-    SPLITS]."""
+    """x: [M, K]; x_scale: [M]; weight: [N, K]; scale, bias: [N]; residual, out: [M, N], or out
+    [M, N / 2] if GATED: channels 2i and 2i + 1 are then gate and up of channel i. parts: float32 [tiles,
+    SPLITS, ROWS, TOKENS]; done: int32 [tiles], zero before and after. None: not wanted.
+    grid: [M / TOKENS, N / ROWS, SPLITS]."""
     steps: tl.constexpr = (K + SPLITS * BLOCK - 1) // (SPLITS * BLOCK)  # in each piece of K
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     split = tl.program_id(2)
@@ -77,31 +79,11 @@ def tile_rows(
         x_at += BLOCK
         columns += BLOCK
     if SPLITS > 1:
-        size: tl.constexpr = ROWS * TOKENS
-        within = tl.arange(0, ROWS)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
-        parts = parts_ptr + tile.to(tl.int64) * (SPLITS * size) + within
-        tl.store(parts + split * size, total)
-        tl.debug_barrier()  # every thread's part is out before one of them counts it
-        if tl.atomic_add(done_ptr + tile, 1, sem="acq_rel") < SPLITS - 1:
+        if not leave_part(total, parts_ptr, done_ptr, tile, split, ROWS, TOKENS, SPLITS):
             return
-        tl.store(done_ptr + tile, 0)
-        total = tl.zeros([ROWS, TOKENS], tl.float32)
-        for piece in tl.static_range(SPLITS):
-            total += tl.load(parts + piece * size, cache_modifier=".cg")
-    held = rows < N
+        total = add_parts(parts_ptr, done_ptr, tile, ROWS, TOKENS, SPLITS)
+    if x_scale_ptr is not None:
+        total *= tl.load(x_scale_ptr + tokens, mask=is_token, other=0.0)[None, :]
     if scale_ptr is not None:
-        total *= tl.load(scale_ptr + rows, mask=held, other=0.0)[:, None]
-    if bias_ptr is not None:
-        total += tl.load(bias_ptr + rows, mask=held, other=0.0).to(tl.float32)[:, None]
-    width = N
-    if GATED:
-        pairs = tl.permute(tl.reshape(total, [ROWS // 2, 2, TOKENS]), [0, 2, 1])
-        gate, up = tl.split(pairs)
-        total = gate / (1.0 + tl.exp(-gate)) * up
-        rows = first // 2 + tl.arange(0, ROWS // 2)
-        width = N // 2
-    places = tokens.to(tl.int64)[None, :] * width + rows[:, None]
-    kept = is_token[None, :] & (rows < width)[:, None]
-    if residual_ptr is not None:
-        total += tl.load(residual_ptr + places, mask=kept, other=0.0).to(tl.float32)
-    tl.store(out_ptr + places, total.to(out_ptr.dtype.element_ty), mask=kept)
+        total *= tl.load(scale_ptr + rows, mask=rows < N, other=0.0)[:, None]
+    finish_tile(total, bias_ptr, residual_ptr, out_ptr, first, tokens, M, N, ROWS, TOKENS, GATED)

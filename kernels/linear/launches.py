@@ -1,0 +1,103 @@
+"""The two kernels that read a stored weight, launched by a plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from kernels.launch import Launcher
+from kernels.linear import plans
+from kernels.linear.stream import stream_rows
+from kernels.linear.tiles import tile_rows
+
+Norm = tuple[torch.Tensor, float]  # weight [K] and eps
+SMALLEST_ROWS = 16  # of a tile
+ALIGNED = 16  # elements of a row that every kernel reads at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What a kernel does besides the product. Before it: `norm` (of one token), `x_scale` [M] of tokens
+    that were quantized. Behind it the gate (channels 2i and 2i + 1 are gate and up of channel i), or the
+    residual [M, N] is added."""
+
+    norm: Norm | None = None
+    x_scale: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    gated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A weight as the kernels read it: [N, K], and what its rows are multiplied with and moved by."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor | None = None  # [N] float32
+    bias: torch.Tensor | None = None  # [N]
+
+    @property
+    def bytes(self) -> int:
+        held = (self.weight, self.scale, self.bias)
+        return sum(tensor.nbytes for tensor in held if tensor is not None)
+
+
+class Kernels:
+    """Both kernels, compiled as they are asked for. One call at a time: they count done pieces."""
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self._stream, self._tile = Launcher(stream_rows), Launcher(tile_rows)
+        self._done = torch.zeros(-(-num_rows // SMALLEST_ROWS), dtype=torch.int32, device=device)
+
+    def stream(
+        self,
+        stored: Stored,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        extras: Extras,
+        plan: plans.StreamPlan,
+    ) -> None:
+        """x: [1, K]."""
+        num_rows, size = stored.weight.shape
+        norm, eps = extras.norm or (None, 0.0)
+        is_even = num_rows % plan.rows == 0 and size % plan.block == 0
+        prefetch = 0 if size % ALIGNED else min(plan.prefetch, size)
+        shape = (plan.rows, plan.block, plan.stages)
+        self._stream(
+            (-(-num_rows // plan.rows), 1, 1),
+            (x, norm, stored.weight, stored.scale, stored.bias, extras.residual, out),
+            (num_rows, eps),
+            (size, *shape, is_even, prefetch, plan.wave, extras.gated),
+            num_warps=plan.warps,
+        )
+
+    def tile(
+        self,
+        stored: Stored,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        extras: Extras,
+        plan: plans.TilePlan,
+    ) -> None:
+        """x: [M, K], at most as many as one token tile takes if the plan has splits."""
+        (num_rows, size), tokens = stored.weight.shape, plans.token_tile(x.shape[0])
+        grid = (-(-x.shape[0] // tokens), -(-num_rows // plan.rows), plan.splits)
+        parts = None
+        if plan.splits > 1:
+            parts = x.new_empty((math.prod(grid), plan.rows, tokens), dtype=torch.float32)
+        is_even = num_rows % plan.rows == 0 and size % (plan.splits * plan.block) == 0
+        most = -(-size // (plan.splits * plan.block)) * plan.block
+        prefetch = 0 if size % (plan.splits * ALIGNED) else min(plan.prefetch, most)
+        shape = (tokens, plan.rows, plan.block, plan.stages, plan.splits)
+        tensors = (
+            *(x, extras.x_scale, stored.weight, stored.scale, stored.bias),
+            *(extras.residual, out, parts, self._done),
+        )
+        self._tile(
+            grid,
+            tensors,
+            (x.shape[0], num_rows),
+            (size, *shape, is_even, not x.is_cuda, prefetch, plan.wave, extras.gated),
+            num_warps=plan.warps,
+        )
