@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from srt.cli.options import cache_folder
 from srt.config.facts import MachineFacts
 from srt.config.probe import probe_machine
 from srt.config.rules_device import INSTALL, why_machine_has_no_gpu
-from srt.launch.kernel_caches import FOLDER, ready_folder
+from srt.launch.kernel_caches import FOLDER, look_for_kernels, ready_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    machine, cache = probe_machine(), Path(cache_folder())
+    cache = Path(cache_folder())
+    machine = look_for_kernels(probe_machine(), str(cache))
     findings = [
         *check_packages(),
         *check_machine(machine),
@@ -147,15 +147,8 @@ def check_gpus(machine: MachineFacts) -> list[Finding]:
             if version
             else Finding("note", name, f"not installed: {why} ({INSTALL})")
         )
-    if "flashinfer-python" in machine.versions and shutil.which("nvcc") is None:
-        found.append(
-            Finding(
-                "note",
-                "nvcc",
-                "not on the PATH: FlashInfer can load finished operators only (flashinfer-jit-cache, or "
-                "`tandem warm --unpack`)",
-            )
-        )
+    if "flashinfer-python" in machine.versions and machine.flashinfer_trouble:
+        found.append(Finding("note", "flashinfer", machine.flashinfer_trouble))
     return found
 
 

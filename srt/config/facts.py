@@ -63,6 +63,8 @@ class MachineFacts:
     gpus: list[GpuFacts] = field(default_factory=list)
     gpu_trouble: str = ""  # why there is none that can be used
     torch_cuda: str = ""  # the CUDA that torch is built for, e.g. 13.0; "": a build for CPUs
+    triton_trouble: str = ""  # why Triton could not run here although it is installed
+    flashinfer_trouble: str = ""  # the same of FlashInfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,10 +26,11 @@ HALF_TYPES = ("bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What a runner's attention depends on. `gpu` None: the CPU. `native`: its compiled kernels."""
+    """What a runner's attention depends on. `gpu` None: the CPU. `native`: its compiled kernels.
+    `flashinfer_trouble`: why FlashInfer cannot run on this machine, whatever the model."""
 
     gpu: GpuFacts | None
-    has_flashinfer: bool
+    flashinfer_trouble: str
     native: bool
     deterministic: bool
     dtype: str
@@ -50,7 +51,11 @@ def place_of(
 ) -> Place:
     return Place(
         gpu=gpu,
-        has_flashinfer="flashinfer-python" in machine.versions,
+        flashinfer_trouble=(
+            machine.flashinfer_trouble
+            if "flashinfer-python" in machine.versions
+            else f"flashinfer-python is not installed ({INSTALL})"
+        ),
         native=native,
         deterministic=deterministic,
         dtype=dtype,
@@ -157,8 +162,8 @@ def _triton_lack(place: Place) -> str | None:
 def _flashinfer_lack(place: Place) -> str | None:
     if place.gpu is None:
         return "flashinfer runs on GPUs, and this model runs on the CPU"
-    if not place.has_flashinfer:
-        return f"flashinfer-python is not installed ({INSTALL})"
+    if place.flashinfer_trouble:
+        return place.flashinfer_trouble
     if place.deterministic:
         return "flashinfer splits its work by the batch, which --deterministic forbids"
     if place.dtype not in HALF_TYPES:

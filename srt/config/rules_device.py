@@ -68,7 +68,7 @@ def why_machine_has_no_gpu(machine: MachineFacts) -> str | None:
         )
     if "triton" not in machine.versions:
         return f"triton is not installed, which the kernels are written in ({INSTALL})"
-    return None
+    return machine.triton_trouble or None
 
 
 def _major(version: str) -> int:

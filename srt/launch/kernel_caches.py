@@ -12,8 +12,11 @@ The package can, so `tandem warm` collects the libraries into one (`srt.launch.k
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,38 @@ def ready_folder(cache_folder: str, machine: MachineFacts) -> Path | None:
         return None
     name = f"ready-{version}-sm{machine.gpus[0].capability}"
     return Path(cache_folder).absolute() / FOLDER / name
+
+
+def look_for_kernels(machine: MachineFacts, cache_folder: str) -> MachineFacts:
+    """The facts, and whether Triton and FlashInfer have what they need on this machine: something to
+    compile with, or everything compiled already. Imports neither."""
+    if not machine.gpus:
+        return machine
+    ready = ready_folder(cache_folder, machine)
+    has_operators = (ready is not None and ready.is_dir()) or find_spec(PACKAGE) is not None
+    return replace(
+        machine,
+        triton_trouble=""
+        if machine.compiler or _has_launchers(cache_folder)
+        else "triton needs a C compiler, and there is none on the PATH; install gcc, or bring compiled "
+        "kernels (`tandem warm --unpack`)",
+        flashinfer_trouble=""
+        if has_operators or _has_nvcc()
+        else "flashinfer finds no compiled operators here and no nvcc to compile them with; install "
+        "flashinfer-jit-cache or the CUDA toolkit, or bring them (`tandem warm --unpack`)",
+    )
+
+
+def _has_launchers(cache_folder: str) -> bool:
+    """Triton's own C modules, which every kernel is launched through."""
+    default = kernel_caches(cache_folder)["TRITON_CACHE_DIR"]
+    return any(Path(os.environ.get("TRITON_CACHE_DIR", default)).glob("*/cuda_utils*.so"))
+
+
+def _has_nvcc() -> bool:
+    """Where FlashInfer looks for it."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    return shutil.which("nvcc") is not None or (Path(home) / "bin" / "nvcc").is_file()
 
 
 def use_kernel_caches(cache_folder: str, machine: MachineFacts) -> None:

@@ -15,6 +15,7 @@ from srt.config.resolve import Resolution, resolve
 from srt.config.trail import InputSource
 from srt.launch.boot import Boot, draw_identity
 from srt.launch.files import check_files
+from srt.launch.kernel_caches import look_for_kernels
 from srt.launch.supervisor import Progress, show_nothing
 from srt.loading.fetch import find_known
 from srt.loading.locate import locate, shipped_draft
@@ -43,7 +44,8 @@ def probe(args: ServerArgs, cache_folder: str, progress: Progress = show_nothing
     known = ALGORITHMS.get(args.speculative_algorithm or "none")
     if known is not None and known.has_layers:
         draft = layer_facts(draft or model)
-    return Facts(machine=probe_machine(), model=model, draft=draft)
+    machine = look_for_kernels(probe_machine(), cache_folder)
+    return Facts(machine=machine, model=model, draft=draft)
 
 
 def prepare(

@@ -63,6 +63,7 @@ def test_without_one_the_trail_says_why() -> None:
         (gpu_facts(machine={"gpus": [], "gpu_trouble": "driver is not loaded"}), "not loaded"),
         (gpu_facts(machine={"torch_cuda": ""}), "is a build for CPUs"),
         (gpu_facts(without=("triton",)), "triton is not installed"),
+        (gpu_facts(machine={"triton_trouble": "triton needs gcc"}), "triton needs gcc"),
         (gpu_facts(card={"capability": 75}), "is sm_75"),
         (gpu_facts(card={"driver": "570.86"}), "570.86 is too old"),
         (gpu_facts(model={"format": "script", "architecture": "Script"}), "nothing to compute"),
@@ -91,6 +92,8 @@ def test_without_one_the_trail_says_why() -> None:
         (gpu_facts(model={"format": "script", "architecture": "Script"}), {}, ("script",)),
         (gpu_facts(without=("flashinfer-python",)), {"prefill_attention_backend": "flashinfer"},
          ("--prefill-attention-backend flashinfer", "not installed", "triton, sdpa")),
+        (gpu_facts(machine={"flashinfer_trouble": "no nvcc"}), {"attention_backend": "flashinfer"},
+         ("--attention-backend flashinfer", "no nvcc", "triton, sdpa")),
         (None, {"attention_backend": "native"}, ("runs on CPUs", "flashinfer, triton, sdpa")),
         (None, {"native_kernels": True}, ("they are for CPUs", "--no-native-kernels")),
         (gpu_facts(model={"head_dim": 320}), {}, ("320", "up to 256", "64, 128, 256", "sdpa")),
@@ -179,6 +182,7 @@ def test_determinism_on_a_gpu_takes_triton_for_both_halves_and_keeps_the_graphs(
     ("facts", "fields", "prefill"),
     [
         (gpu_facts(without=("flashinfer-python",)), {}, "triton"),
+        (gpu_facts(machine={"flashinfer_trouble": "no nvcc"}), {}, "triton"),
         (gpu_facts(card={"capability": 89}), {}, "triton"),
         (gpu_facts(model={"head_dim": 96}), {}, "triton"),
         (gpu_facts(model={"head_dim": 64}), {}, "triton"),  # it would compile for a minute first

@@ -18,7 +18,12 @@ from config_gpu import gpu, gpu_facts
 
 from srt.config.facts import MachineFacts
 from srt.errors import ConfigError
-from srt.launch.kernel_caches import kernel_caches, ready_folder, use_kernel_caches
+from srt.launch.kernel_caches import (
+    kernel_caches,
+    look_for_kernels,
+    ready_folder,
+    use_kernel_caches,
+)
 from srt.launch.kernel_pack import collect_ready, pack, unpack
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +86,31 @@ def test_finished_operators_become_the_package_that_flashinfer_loads(
     assert package.__version__ == "0.6.12"
     assert (found / "page" / "page.so").read_bytes() == b"library"
     assert (found / "norm" / "norm.so").read_bytes() == b"other"
+
+
+def test_what_is_missing_to_compile_with_is_seen_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_environment: None
+) -> None:
+    """Without compilers nothing runs, unless it is compiled already."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    bare = dataclasses.replace(MACHINE, compiler=None)
+    found = look_for_kernels(bare, str(tmp_path / "cache"))
+    assert "triton needs a C compiler" in found.triton_trouble
+    assert "no nvcc to compile them" in found.flashinfer_trouble
+    assert look_for_kernels(WITHOUT_GPU, str(tmp_path)) is WITHOUT_GPU
+    with_cc = look_for_kernels(dataclasses.replace(bare, compiler="gcc"), str(tmp_path))
+    assert with_cc.triton_trouble == "" != with_cc.flashinfer_trouble
+
+    fill(tmp_path / "cache")
+    (tmp_path / "cache/gpu/triton/KEY/cuda_utils.cpython.so").touch()
+    collect_ready(str(tmp_path / "cache"), MACHINE, None)
+    found = look_for_kernels(bare, str(tmp_path / "cache"))
+    assert (found.triton_trouble, found.flashinfer_trouble) == ("", "")
+
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").touch()
+    assert look_for_kernels(bare, str(tmp_path / "other")).flashinfer_trouble == ""
 
 
 def test_another_gpu_or_version_finds_nothing(tmp_path: Path) -> None:
