@@ -64,7 +64,7 @@ class Window(msgspec.Struct, kw_only=True):
     positions: list[int]
 
 
-class Slice(msgspec.Struct, kw_only=True, gc=False):
+class Slice(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """Compute `length` tokens of `row` at positions `start .. start + length - 1`.
 
     `tokens` None means one token: the last one sampled on this row, which may not have reached the
@@ -95,7 +95,7 @@ class Slice(msgspec.Struct, kw_only=True, gc=False):
     look_ahead: LookAhead | None = None
 
 
-class ForwardBatch(msgspec.Struct, kw_only=True):
+class ForwardBatch(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One step. Decode slices (length 1, `tokens` None) come first, then prefill slices."""
 
     step: int
@@ -109,7 +109,7 @@ class ForwardBatch(msgspec.Struct, kw_only=True):
         return sum(piece.length for piece in self.slices)
 
 
-class SliceResult(msgspec.Struct, kw_only=True, gc=False):
+class SliceResult(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """What one slice gave. `tokens` is empty unless the slice sampled; speculation gives several."""
 
     tokens: list[int]
@@ -121,7 +121,7 @@ class SliceResult(msgspec.Struct, kw_only=True, gc=False):
     kept: list[int] = []  # which of the guesses were right, by index
 
 
-class StepResult(msgspec.Struct, kw_only=True):
+class StepResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Results in the order of the batch's slices, and seconds for the step's profile.
 
     `plain` is the short form for decodes: token i of it is what slice i of the batch gave, for the
