@@ -14,6 +14,7 @@ LEAST_CAPABILITY = 80  # bfloat16 tensor cores, asynchronous copies
 # The oldest driver that runs a CUDA of this major version (NVIDIA's release notes, minor version
 # compatibility).
 LEAST_DRIVER: Mapping[int, int] = MappingProxyType({11: 450, 12: 525, 13: 580})
+TRITON = "3.6."  # `kernels.launch` calls what this version compiles
 INSTALL = "pip install 'tandem-serve[gpu]'"
 
 
@@ -68,6 +69,12 @@ def why_machine_has_no_gpu(machine: MachineFacts) -> str | None:
         )
     if "triton" not in machine.versions:
         return f"triton is not installed, which the kernels are written in ({INSTALL})"
+    triton = machine.versions["triton"]
+    if not triton.startswith(TRITON):
+        return (
+            f"triton is {triton}, and the kernels are launched by what {TRITON}x compiles ({INSTALL} "
+            "brings it with the torch that goes with it)"
+        )
     return machine.triton_trouble or None
 
 

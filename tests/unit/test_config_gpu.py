@@ -86,6 +86,8 @@ def test_without_one_the_trail_says_why() -> None:
          ("570.86.10 is too old", "CUDA 13.0", "driver 580", "torch for CUDA 12")),
         (gpu_facts(card={"driver": "535.1"}, machine={"torch_cuda": "12.8"},
                    without=("triton",)), {}, ("triton is not installed", "tandem-serve[gpu]")),
+        (gpu_facts(machine={"versions": {"torch": "2.13.0", "triton": "3.7.1"}}), {},
+         ("triton is 3.7.1", "3.6.x")),
         (gpu_facts(machine={"torch_cuda": "", "versions": {"torch": "2.13.0+cpu"}}), {},
          ("torch 2.13.0+cpu is a build for CPUs", "NVIDIA H200")),
         (gpu_facts(card={"capability": 70}), {}, ("sm_70", "sm_80")),
