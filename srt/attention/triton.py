@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.paged_attention.tiles import cut_tiles
+from kernels.paged_attention.tiles import FIELDS, cut_tiles
 from kernels.paged_attention.triton import (
     Attention,
     TileShape,
@@ -118,14 +118,19 @@ class TritonAttention:
         lengths = batch.lengths_host[count:]
         if lengths:
             shape = self._shape(max(lengths), heads)
-            tiles = cut_tiles(
-                batch.rows_host[count:],
-                batch.starts_host[count:],
-                lengths,
-                batch.bases_host[count:],
-                per_tile=shape.per_tile(heads.group),
-                first_token=count,
-            )
+            per_tile = shape.per_tile(heads.group)
+            if self._is_recorded:
+                tiles = cut_alike(batch.rows, batch.starts, lengths[0], per_tile)
+            else:
+                cut = cut_tiles(
+                    batch.rows_host[count:],
+                    batch.starts_host[count:],
+                    lengths,
+                    batch.bases_host[count:],
+                    per_tile=per_tile,
+                    first_token=count,
+                )
+                tiles = torch.from_numpy(cut).to(batch.page_table.device, non_blocking=True)
             works.append(
                 Work(
                     num=len(tiles),
@@ -133,7 +138,7 @@ class TritonAttention:
                     splits=self._splits(len(tiles), shape, heads, batch),
                     page_table=batch.page_table,
                     page_size=batch.page_size,
-                    tiles=torch.from_numpy(tiles).to(batch.page_table.device, non_blocking=True),
+                    tiles=tiles,
                     visible=batch.visible,
                     positions=batch.positions,
                 )
@@ -149,3 +154,21 @@ class TritonAttention:
         if self._deterministic:
             return 1
         return choose_splits(tiles * heads.num_kv, shape, batch.page_table.device)
+
+
+def cut_alike(
+    rows: torch.Tensor, starts: torch.Tensor, length: int, per_tile: int
+) -> torch.Tensor:
+    """`cut_tiles` of slices that all have `length` tokens, made on the device: rows, starts [S] int32 ->
+    [S * tiles of a slice, 8] int32. What a recorded step reads at every replay."""
+    firsts = torch.arange(0, length, per_tile, dtype=torch.int32, device=rows.device)
+    counts = (length - firsts).clamp(max=per_tile)
+    places = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
+    tiles = rows.new_zeros(len(rows), len(firsts), FIELDS)
+    tiles[:, :, 0] = rows[:, None]
+    tiles[:, :, 1] = places[:, None] * length + firsts
+    tiles[:, :, 2] = starts[:, None] + firsts
+    tiles[:, :, 3] = counts
+    tiles[:, :, 4] = -1
+    tiles[:, :, 5] = starts[:, None] + firsts + counts
+    return tiles.view(-1, FIELDS)

@@ -74,7 +74,8 @@ class AttentionBackend(Attention, Protocol):
 
     def capture(self, batch: AttentionBatch) -> None:
         """Before decode slices are recorded: `rows`, `starts` and `page_table` are static, and what they
-        hold is read anew at every replay. Takes the place of `plan`."""
+        hold is read anew at every replay. Takes the place of `plan`. Slices of one length, more than
+        one token each, can be recorded too where `has_graph` backends say so: `num_decode` is 0 then."""
         ...
 
     def replay(self, batch: AttentionBatch) -> None:
