@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -161,6 +162,7 @@ def backends() -> dict[str, AttentionBackend]:
     }
     if find_spec("flashinfer") is not None:
         found["flashinfer"] = FlashInferAttention()
+        found["fi paged"] = FlashInferAttention(gathers=False)
     return found
 
 
@@ -175,20 +177,48 @@ def compare() -> None:
         backend.plan(checked.batch)
         check(name, checked.calls(backend)[0](), exact(checked, 0))  # type: ignore[arg-type]
     print("every backend is right on a mixed batch")
-    print(f"{'':24}" + "".join(f"{name:>22}" for name in (*backends(), "triton, fp8 KV")))
+    print(f"{'':28}" + "".join(f"{name:>22}" for name in (*backends(), "triton, fp8 KV")))
     for context in (256, 1024, 4096):
         for count in (1, 8, 32, 64, 256):
             show(f"decode {count} x {context}", [context - 1] * count, [1] * count)
     for count, length in ((1, 1024), (1, 8192), (4, 2048)):
-        show(f"prefill {count} x {length}", [0] * count, [length] * count)
+        for heads in (16, 32, 40):
+            show(f"prefill {count} x {length}, {heads} heads", [0] * count, [length] * count, heads)
     show("prefill 512 after 7680", [7680], [512])
     show("verify 32 x 8 at 1024", [1016] * 32, [8] * 32)
+    for label, starts, lengths in (
+        ("host, decode 32", [1023] * 32, [1] * 32),
+        ("host, prefill 1 x 1024", [0], [1024]),
+        ("host, prefill 4 x 2048", [0] * 4, [2048] * 4),
+    ):
+        show_host(label, starts, lengths)
 
 
-def show(label: str, starts: list[int], lengths: list[int]) -> None:
+def show_host(label: str, starts: list[int], lengths: list[int]) -> None:
+    """The host's microseconds for a plan, with the first layer, and for each layer after."""
+    case = make_case(starts, lengths, layers=16)
+    columns = []
+    for backend in backends().values():
+        calls = case.calls(backend)
+        plans, layers = [], []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            backend.plan(case.batch)
+            calls[0]()
+            planned = time.perf_counter()
+            for call in calls[1:]:
+                call()
+            layers.append((time.perf_counter() - planned) / 15)
+            plans.append(planned - begin)
+        columns.append(f"{min(plans) * 1e6:6.0f} + {min(layers) * 1e6:5.1f} us")
+    print(f"{label:28}" + "".join(f"{column:>22}" for column in columns), flush=True)
+
+
+def show(label: str, starts: list[int], lengths: list[int], heads: int = HEADS) -> None:
     columns = []
     for dtype in (BF16, FP8):
-        case = make_case(starts, lengths, dtype=dtype)
+        case = make_case(starts, lengths, dtype=dtype, heads=heads)
         for name, backend in backends().items():
             if dtype == FP8 and name != "triton":
                 continue
@@ -197,7 +227,7 @@ def show(label: str, starts: list[int], lengths: list[int]) -> None:
             spent = microseconds(case.calls(backend))
             columns.append(f"{spent:8.1f} us {rate(case, spent)}")
         del case
-    print(f"{label:24}" + "".join(f"{column:>22}" for column in columns), flush=True)
+    print(f"{label:28}" + "".join(f"{column:>22}" for column in columns), flush=True)
 
 
 def rate(case: Case, spent: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from kernels.paged_attention import PagedAttention
 from srt.attention.capability import PREFERENCE, TABLE, Half, Need, is_ready, lacks
@@ -57,7 +58,7 @@ def build_backend(
             case "flashinfer":
                 from srt.attention.flashinfer import FlashInferAttention
 
-                return FlashInferAttention()
+                return FlashInferAttention(gathers=find_spec("triton") is not None)
         assert name == "sdpa", name
         return SdpaAttention()
 

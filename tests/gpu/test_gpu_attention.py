@@ -162,6 +162,13 @@ def test_close_to_float32(cut: tuple[list[int], list[int]], page_size: int, name
     close(made.run(backend(name)), exact(made))
 
 
+@pytest.mark.parametrize("cut", [([7, 0, 900], [1, 1500, 700]), ([0], [2048])])
+def test_gathered_keys_are_close_to_float32(cut: tuple[list[int], list[int]]) -> None:
+    made = make(cut)
+    for name in ("flashinfer", "both"):
+        close(made.run(backend(name)), exact(made))
+
+
 @pytest.mark.parametrize("dtype", [BF16, FP8])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "page_size"),

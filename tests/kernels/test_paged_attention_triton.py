@@ -21,6 +21,7 @@ if not CUDA:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are defined
 
 from kernels.paged_attention import triton as subject  # noqa: E402  after the line above
+from kernels.paged_attention.triton_gather import Gather  # noqa: E402
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 I32, BF16 = torch.int32, torch.bfloat16
@@ -284,3 +285,12 @@ def test_the_newest_key_is_read_apart(splits: int, window: int | None) -> None:
     case = Case([124, 0, 63, 64, 32], [1] * 5, 16, 8, 2, 80)
     shape = dataclasses.replace(short(16), early=True)
     close(case.run(shape, splits, listed=False, window=window), case.exact(window))
+
+
+def test_rows_are_gathered() -> None:
+    planes = [torch.randn(50, 3, 24).to(BF16).to(DEVICE) for _ in range(2)]
+    slots = torch.randperm(50)[:21].to(DEVICE)
+    outs = [torch.empty(21, 3, 24, dtype=BF16, device=DEVICE) for _ in range(2)]
+    Gather()(*planes, slots, *outs)
+    for plane, out in zip(planes, outs, strict=True):
+        assert torch.equal(out, plane[slots])

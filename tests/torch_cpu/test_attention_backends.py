@@ -6,12 +6,14 @@ import os
 from dataclasses import replace
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 
 from kernels.ops import select
 from srt.attention import sdpa
 from srt.attention.capability import FP8, TABLE, Half, Need, can_record
+from srt.attention.flashinfer_plan import list_pages, list_slots
 from srt.attention.hybrid import HybridAttention
 from srt.attention.native import NativeAttention
 from srt.attention.sdpa import SdpaAttention
@@ -322,3 +324,20 @@ def test_an_explicit_wish_may_compile() -> None:
 
 def test_what_can_be_recorded() -> None:
     assert [row.name for row in TABLE if can_record(row.name)] == ["flashinfer", "triton"]
+
+
+def test_pages_and_slots_are_looked_up_in_the_order_of_the_rows() -> None:
+    batch, _, _ = make_batch(16, DECODES, PREFILLS)
+    pieces = slice(len(DECODES), None)
+    ends = np.array([20, 26, 41], dtype=np.int32)
+    begins, pages, last = list_pages(batch, pieces, ends)
+    table = batch.page_table
+    assert begins.tolist() == [0, 2, 4, 7] and last.tolist() == [4, 10, 9]
+    assert pages.tolist() == [*table[3, :2], *table[5, :2], *table[4, :3]]
+    slots = list_slots(batch, pieces, ends).tolist()
+    wanted = [
+        int(table[row, at // 16]) * 16 + at % 16
+        for row, end in ((3, 20), (5, 26), (4, 41))
+        for at in range(end)
+    ]
+    assert slots == wanted
