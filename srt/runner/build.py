@@ -28,6 +28,7 @@ from srt.runner.choose_ops import draft_ops, select_ops
 from srt.runner.draft import build_draft_tp_worker
 from srt.runner.memory import PoolNeed, PoolSizes, settle_kv_budget, size_pools
 from srt.runner.model_runner import ModelRunner
+from srt.runner.out_of_memory import naming_memory
 from srt.runner.timeline import open_timeline
 from srt.runner.tp_worker import TpModelWorker
 from srt.runner.warm_up import warm_up
@@ -213,9 +214,12 @@ def _build_device(
     from srt.runner.build_device import build_device_worker  # what only a GPU needs
 
     timeline = open_timeline(_device_of(group))
-    runner = _load_target(context, cache_folder, show, lambda work: work(), group)
-    facts, sizes = _allocate(context, [runner])
-    worker = build_device_worker(runner, facts, timeline, show)
+    with naming_memory(context, "loading the weights"):
+        runner = _load_target(context, cache_folder, show, lambda work: work(), group)
+    with naming_memory(context, "making the KV pools"):
+        facts, sizes = _allocate(context, [runner])
+    with naming_memory(context, "running the first steps"):
+        worker = build_device_worker(runner, facts, timeline, show)
     _log(runner, sizes)
     return worker
 
