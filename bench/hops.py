@@ -25,7 +25,6 @@ from bench.start import Server
 from srt.client import AsyncClient, SamplingParams
 
 WORDS = [f" word{number}" for number in range(400)]
-CLOCK = os.sysconf("SC_CLK_TCK")
 EVENT = b"data: "
 
 
@@ -44,7 +43,7 @@ def write_script(folder: Path, tokens: int, step_seconds: float) -> None:
 def cpu_seconds(pid: int) -> float:
     """User and system time that a process has had."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / CLOCK
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class EventCounter(asyncio.Protocol):
