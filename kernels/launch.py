@@ -16,10 +16,10 @@ A kernel is launched by a `Launcher`, or as `kernel[grid](..., **launch_options(
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -31,7 +31,7 @@ HOPPER = (9, 0)
 ALIGNMENT = 16  # bytes; what the compiled kernels count on
 ANY_INT = 3  # stands for all integers: Triton compiles specially for 1 and for multiples of 16
 ANY_FLOAT = 0.5
-FIRST_DTYPE = 4  # in the key of a compiled form
+FIRST_DTYPE = 3  # in the name of a form
 
 
 @cache
@@ -50,8 +50,18 @@ def launch_options(device: torch.device) -> Mapping[str, bool]:
     return MappingProxyType({"PDL": False})
 
 
+class Form(NamedTuple):
+    """A kernel compiled for some types and constants, and what its launches have in common."""
+
+    launch: Callable[..., object]
+    function: int
+    given: tuple[object, ...]  # between the function and the kernel's own arguments
+    device_index: int
+
+
 class Launcher:
-    """Launches a kernel whose parameters are tensors, then 32-bit numbers, then constexprs, PDL last.
+    """Launches a kernel on one device. Its parameters are tensors, then 32-bit numbers, then constexprs,
+    PDL last.
 
     Triton looks at every argument of every launch to choose among what it compiled, which takes the host
     three times as long as the launch. Here the choice is made by the types and the constants alone.
@@ -59,7 +69,7 @@ class Launcher:
 
     def __init__(self, kernel: JITFunction) -> None:
         self._kernel = kernel
-        self._compiled: dict[object, CompiledKernel] = {}
+        self._forms: dict[tuple[object, ...], Form] = {}
 
     def __call__(
         self,
@@ -71,57 +81,49 @@ class Launcher:
         num_warps: int = 4,
         num_stages: int = 3,
     ) -> None:
-        """On the current device and stream, where the first of the tensors must be."""
-        first = tensors[0]
-        assert first is not None
-        device = first.device
-        pointers: list[int | None] = []
-        key: list[object] = [device, constants, num_warps, num_stages]
+        """On the current stream. The first of the tensors is there."""
+        pointers: list[int] = []
+        key: list[object] = [constants, num_warps, num_stages]
         low_bits = 0
         for tensor in tensors:
             if tensor is None:
-                pointers.append(None)
+                pointers.append(0)
                 key.append(None)
             else:
                 at = tensor.data_ptr()
                 low_bits |= at
                 pointers.append(at)
                 key.append(tensor.dtype)
-        if device.type != "cuda" or low_bits % ALIGNMENT:
-            self._kernel[grid](
-                *tensors,
-                *numbers,
-                *constants,
-                num_warps=num_warps,
-                num_stages=num_stages,
-                **launch_options(device),
-            )
-            return
-        form = tuple(key)
-        compiled = self._compiled.get(form)
-        if compiled is None:
-            compiled = self._compiled[form] = self._kernel.warmup(
-                *key[FIRST_DTYPE:],
-                *(ANY_INT if isinstance(number, int) else ANY_FLOAT for number in numbers),
-                *constants,
-                grid=grid,
-                num_warps=num_warps,
-                num_stages=num_stages,
-                **launch_options(device),
-            )
-        compiled.run(
-            *grid,
-            torch._C._cuda_getCurrentRawStream(device.index),
-            compiled.function,
-            compiled.packed_metadata,
-            None,  # neither metadata nor hooks of a profiler
-            None,
-            None,
-            *pointers,
-            *numbers,
-            *constants,
-            True,  # the place of PDL, as of all constants, is read by nobody
-        )
+        name = tuple(key)
+        form = self._forms.get(name)
+        if form is None or low_bits % ALIGNMENT:
+            first = tensors[0]
+            assert first is not None
+            options = {"num_warps": num_warps, "num_stages": num_stages}
+            options |= launch_options(first.device)
+            if first.device.type != "cuda" or low_bits % ALIGNMENT:
+                self._kernel[grid](*tensors, *numbers, *constants, **options)
+                return
+            alike = [ANY_INT if isinstance(number, int) else ANY_FLOAT for number in numbers]
+            dtypes = name[FIRST_DTYPE:]
+            compiled = self._kernel.warmup(*dtypes, *alike, *constants, grid=grid, **options)
+            form = self._forms[name] = take_form(compiled, first.device.index)
+        launch, function, given, device_index = form
+        stream = torch._C._cuda_getCurrentRawStream(device_index)
+        # Nobody reads what stands in the places of the constants.
+        launch(*grid, stream, function, *given, *pointers, *numbers, *constants, True)
+
+
+def take_form(compiled: CompiledKernel, device_index: int) -> Form:
+    """Loads it. Neither launch metadata nor a profiler's hooks are given."""
+    run = compiled.run
+    nothing = (None, None, None)
+    if run.global_scratch_size or run.profile_scratch_size:
+        given: tuple[object, ...] = (compiled.packed_metadata, *nothing)
+        return Form(run, compiled.function, given, device_index)
+    flags = (run.launch_cooperative_grid, run.launch_pdl)
+    given = (*flags, None, None, compiled.packed_metadata, *nothing)
+    return Form(run.launch, compiled.function, given, device_index)
 
 
 def next_power_of_two(number: int) -> int:

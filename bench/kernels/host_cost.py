@@ -88,10 +88,10 @@ def layer() -> Iterator[tuple[str, Callable[[], object]]]:
     width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
     qkv, cos_sin = random(TOKENS, width), torch.rand(4096, HEAD_DIM, device="cuda")
     places = torch.arange(TOKENS, device="cuda")
-    planes, norms = random(2, 4096, KV_HEADS, HEAD_DIM), random(2, HEAD_DIM)
+    planes, (q_norm, k_norm) = random(2, 4096, KV_HEADS, HEAD_DIM), random(2, HEAD_DIM)
     heads = (HEADS, KV_HEADS, HEAD_DIM)
     where = (qkv, places, cos_sin, places, planes[0], planes[1])
-    yield "rope_write_kv", lambda: ours.rope_write_kv(*where, *heads, norms[0], norms[1], 1e-6)
+    yield "rope_write_kv", lambda: ours.rope_write_kv(*where, *heads, q_norm, k_norm, 1e-6)
     wide = random(width, HIDDEN)
     yield "F.linear", lambda: F.linear(x, wide)
     packed = ours.pack_linear(wide)
