@@ -101,13 +101,17 @@ def test_a_row_has_the_same_bits_alone(ours):
     assert torch.equal(ours.rms_norm(x[some].clone(), weight, 1e-6), normed[some])
 
 
-def test_unaligned_tensors(ours, exact):
-    """A view two bytes on is no multiple of sixteen: Triton compiles another form."""
-    x = random(3 * 1024 + 1)[1:].view(3, 1024)
-    weight = random(1025)[1:]
-    assert x.data_ptr() % 16 and weight.data_ptr() % 16
-    found = ours.rms_norm(x, weight, 1e-6)
-    torch.testing.assert_close(found, exact.rms_norm(x, weight, 1e-6), rtol=8e-3, atol=1e-6)
+def test_one_launcher_tells_types_and_alignment_apart(ours, exact):
+    """What was compiled for one call is not taken for the next: a view two bytes on is no multiple of
+    sixteen, and other types have other sizes."""
+    for dtype in (BF16, torch.float16, torch.float32, BF16):
+        for first in (0, 1, 0):
+            x = random(3 * 1024 + first, dtype=dtype)[first:].view(3, 1024)
+            weight = random(1024 + first, dtype=dtype)[first:]
+            assert (x.data_ptr() % 16 == 0) == (first == 0)
+            found = ours.rms_norm(x, weight, 1e-6)
+            wanted = exact.rms_norm(x, weight, 1e-6)
+            torch.testing.assert_close(found, wanted, rtol=8e-3, atol=1e-6)
 
 
 def test_a_graph_of_dependent_launches_gives_the_bits_of_single_ones(ours):
