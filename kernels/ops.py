@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 class PackLinear(Protocol):
     def __call__(
         self,
-        weight: torch.Tensor,
+        weight: torch.Tensor | linear.QuantizedWeight,
         bias: torch.Tensor | None = None,
         *,
         quantization: str | None = None,
         out_dtype: torch.dtype | None = None,
+        gated: bool = False,
+        invariant: bool = False,
         gated: bool = False,
     ) -> linear.Linear: ...
 

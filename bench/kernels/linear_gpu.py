@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from bench.kernels.graph_timing import time_calls
 from kernels.launch import ANY_INT
 from kernels.linear.launches import Extras, Kernels, Stored
-from kernels.linear.plans import TOKEN_TILES, StreamPlan, TilePlan, stream_plan, tile_plan
+from kernels.linear.plans import TOKEN_TILES, Plan, StreamPlan, TilePlan, stream_plan, tile_plan
 from kernels.linear.stream import stream_rows
 from kernels.linear.tiles import tile_rows
 from kernels.linear.triton import pack
@@ -50,7 +50,6 @@ MODELS: dict[str, dict[str, tuple[int, int, int]]] = {  # rows, columns, how oft
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PREFETCHES = ((0, 0), (1024, 528), (2048, 1056))  # columns, programs
 ROTATED_BYTES = 260e6  # more than four times the L2 cache
-Plan = StreamPlan | TilePlan
 
 
 def stream_plans() -> Iterator[StreamPlan]:
@@ -79,7 +78,9 @@ def tile_plans(tokens: int, rows: int, size: int) -> Iterator[TilePlan]:
             is_fit = size % (splits * block) == 0 and (splits == 1 or tiles <= 1100)
             if is_fit and tiles >= 60:
                 for prefetch, wave in ((0, 0), (256, 264 // splits)):
-                    yield TilePlan(height, block, stages, warps, splits, prefetch, wave)
+                    yield TilePlan(
+                        height, block, stages, warps, splits, prefetch=prefetch, wave=wave
+                    )
 
 
 def compile_plan(job: tuple[Plan, int, int]) -> None:
@@ -94,7 +95,7 @@ def compile_plan(job: tuple[Plan, int, int]) -> None:
         return
     parts = torch.float32 if plan.splits > 1 else None
     tile_types = (BF16, None, BF16, None, None, None, BF16, parts, torch.int32)
-    tile_shape = (size, tokens, plan.rows, plan.block, plan.stages, plan.splits)
+    tile_shape = (size, tokens, plan.rows, plan.block, plan.stages, plan.splits, 1)
     prefetch = min(plan.prefetch, size // plan.splits)
     flags = (True, False, prefetch, plan.wave, False, True)
     tile_rows.warmup(*tile_types, ANY_INT, ANY_INT, *tile_shape, *flags, grid=(1, 1, 1), **options)
@@ -114,10 +115,7 @@ class Case:
     def run(self, plan: Plan, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         out = x.new_empty((x.shape[0], self.rows))
         stored = Stored(weight=weight)
-        if isinstance(plan, StreamPlan):
-            self.kernels.stream(stored, x, out, Extras(), plan)
-        else:
-            self.kernels.tile(stored, x, out, Extras(), plan)
+        self.kernels.run(stored, x, out, Extras(), plan)
         return out
 
     def check(self, plan: Plan, tokens: int) -> None:
@@ -211,7 +209,9 @@ def show_table(best: dict[tuple[int, int, int], Plan | None]) -> None:
                 tile = 1 if tokens == 1 else next((t for t in TOKEN_TILES if tokens <= t), 0)
                 found = best.get((n, k, tile))
                 if not best and tile:
-                    found = stream_plan(n, k) if tile == 1 else tile_plan(n, k, tile)
+                    found = (
+                        stream_plan(n, k, "plain") if tile == 1 else tile_plan(n, k, tile, "plain")
+                    )
                 library = case.time(None, tokens)
                 ours = library if found is None else case.time(found, tokens)
                 sums[tokens][0] += count * min(ours, library)

@@ -28,6 +28,10 @@ def halves(x: torch.Tensor, weight: torch.Tensor) -> None:
         F.linear(half, weight)
 
 
+def quantized(x: torch.Tensor, stored: Stored, to_fp8: quantize.Quantize) -> None:
+    multiply(*to_fp8(x, None), stored, BF16)
+
+
 def measure(ways: dict[str, list[Callable[[], object]]], flops: float) -> str:
     shown = []
     for name, calls in ways.items():
@@ -57,9 +61,7 @@ def show(name: str, rows: int, size: int) -> None:
             "halves": [partial(halves, x, weight) for weight in weights],
             "+residual": [partial(residual.addmm_, x, weight.t()) for weight in weights],
             "fp8": [partial(multiply, values, scales, each, BF16) for each in few],
-            "quantized": [
-                lambda x=x, each=each: multiply(*to_fp8(x, None), each, BF16) for each in few
-            ],
+            "quantized": [partial(quantized, x, each, to_fp8) for each in few],
         }
         flops = 2.0 * tokens * rows * size
         torch.backends.cuda.preferred_blas_library("cublas")

@@ -5,7 +5,8 @@ A packed linear holds ONE copy of the weight and nothing of the tensor it was ma
 back: with a tied embedding, keep the original matrix for the row gather beside the packed head.
 int8 weights and activations: the formula stands in `reference.py`; fp8 and int4 weights: `quantized.py`.
 Where a CPU computes, these two are turned back into the dtype of the activations when packed.
-Rows: in `native` and `reference` a row's result does not depend on the other rows of the batch.
+Rows: in `native` and `reference` a row's result does not depend on the other rows of the batch; in
+`triton` if that is asked for when packing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from kernels.choice import (
     require_triton,
 )
 from kernels.linear import composed, native
-from kernels.linear.quantized import QuantizedWeight, quantize_fp8, quantize_int4
+from kernels.linear.quantized import QuantizedWeight as QuantizedWeight
+from kernels.linear.quantized import quantize_fp8, quantize_int4
 from kernels.linear.reference import ReferenceLinear
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ def pack_linear(
     quantization: str | None = None,
     out_dtype: torch.dtype | None = None,
     gated: bool = False,
+    invariant: bool = False,
     implementation: str = "torch",
     library: Library | None = None,
 ) -> Linear:
@@ -76,7 +79,8 @@ def pack_linear(
     default: x's dtype.
 
     `gated`, for "triton" only: the rows are N / 2 gates and then as many ups, and the linear returns
-    silu(gate) * up, [T, N / 2]; "triton" gives a `FusedLinear`.
+    silu(gate) * up, [T, N / 2]; "triton" gives a `FusedLinear`. `invariant`: there, too, a token's
+    result must not depend, to the bit, on the tokens beside it.
     """
     if isinstance(weight, torch.Tensor):
         check_shape("weight", weight, (None, None))
@@ -114,5 +118,5 @@ def pack_linear(
                 )
             if isinstance(weight, torch.Tensor):
                 check_triton_layout(implementation, weight=weight)
-            return triton.pack(weight, bias, out_dtype, gated=gated)
+            return triton.pack(weight, bias, out_dtype, gated=gated, invariant=invariant)
     refuse_implementation(implementation)

@@ -21,6 +21,7 @@ class Fp8Linear:
         out_dtype: torch.dtype | None,
         *,
         gated: bool = False,
+        invariant: bool = False,
     ) -> None:
         self._stored = Stored(weight=weight.values, scale=weight.scales, bias=bias)
         self._dtype, self._out_dtype = weight.dtype, out_dtype or weight.dtype
@@ -29,10 +30,7 @@ class Fp8Linear:
         self._channels = num_rows // 2 if gated else num_rows
         self._kernels = Kernels(num_rows, weight.values.device)
         self._quantize, self._silu_mul = quantize.bind(), bind_gate()
-        self._stream = plans.stream_plan(num_rows, size, "fp8")
-        self._tiles = {
-            tokens: plans.tile_plan(num_rows, size, tokens, "fp8") for tokens in plans.TOKEN_TILES
-        }
+        self._plans = plans.Plans(num_rows, size, kind="fp8", invariant=invariant)
         self.bytes = self._stored.bytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -47,20 +45,17 @@ class Fp8Linear:
     def _run(
         self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None
     ) -> torch.Tensor:
-        tokens = x.shape[0]
-        plan = self._tiles[plans.token_tile(tokens)] if tokens <= plans.LARGEST_TILE else None
-        if tokens != 1 and plan is None:
+        plan = self._plans.find(x.shape[0])
+        if plan is None:
             return self._many(x, norm, residual)
         out = residual
         if out is None:
-            out = x.new_empty((tokens, self._channels), dtype=self._out_dtype)
-        if tokens == 1:
-            extras = Extras(norm=norm, residual=residual, gated=self._gated)
-            self._kernels.stream(self._stored, x, out, extras, self._stream)
-        elif tokens and plan is not None:
-            values, scales = self._quantize(x, norm)
+            out = x.new_empty((x.shape[0], self._channels), dtype=self._out_dtype)
+        extras = Extras(norm=norm, residual=residual, gated=self._gated)
+        if isinstance(plan, plans.TilePlan):
+            x, scales = self._quantize(x, norm)
             extras = Extras(x_scale=scales, residual=residual, gated=self._gated)
-            self._kernels.tile(self._stored, values, out, extras, plan)
+        self._kernels.run(self._stored, x, out, extras, plan)
         return out
 
     def _many(

@@ -26,45 +26,44 @@ class Int4Linear:
         out_dtype: torch.dtype | None,
         *,
         gated: bool = False,
+        invariant: bool = False,
     ) -> None:
         self._weight, self._bias, self._gated = weight, bias, gated
         self._out_dtype = out_dtype or weight.dtype
         num_rows, self._size = weight.shape
         self._num_rows = num_rows
         self._channels = num_rows // 2 if gated else num_rows
-        self._plans = {
-            tokens: plans.int4_plan(num_rows, self._size, tokens) for tokens in plans.TOKEN_TILES
-        }
+        self._plans = plans.Plans(num_rows, self._size, kind="int4", invariant=invariant)
         self._done = torch.zeros(-(-num_rows // 16), dtype=torch.int32, device=weight.device)
         self._launch, self._expand = Launcher(int4_rows), Launcher(expand_rows)
         self._rms_norm, self._silu_mul = bind_norms().rms_norm, bind_gate()
         self.bytes = weight.bytes + (0 if bias is None else bias.nbytes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._few(x, None) if x.shape[0] <= plans.LARGEST_TILE else self._many(x, None)
+        return self._run(x, None)
 
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return self(self._rms_norm(x, weight, eps))
 
     def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        is_few = x.shape[0] <= plans.LARGEST_TILE
-        return self._few(x, residual) if is_few else self._many(x, residual)
+        return self._run(x, residual)
 
-    def _few(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    def _run(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         weight, tokens = self._weight, x.shape[0]
+        plan = self._plans.find(tokens)
+        if plan is None:
+            return self._many(x, residual)
+        assert isinstance(plan, plans.TilePlan)
         out = residual
         if out is None:
             out = x.new_empty((tokens, self._channels), dtype=self._out_dtype)
-        if not tokens:
-            return out
-        tile = plans.token_tile(tokens)
-        plan = self._plans[tile]
+        tile = plan.tokens or plans.token_tile(tokens)
         grid = (-(-tokens // tile), -(-self._num_rows // plan.rows), plan.splits)
         parts = None
         if plan.splits > 1:
             parts = x.new_empty((math.prod(grid), plan.rows, tile), dtype=torch.float32)
         half = half_unit(weight.group)
-        shape = (self._size, weight.group, half, tile, plan.rows, plan.stages, plan.splits)
+        shape = (self._size, weight.group, half, tile, plan.rows, plan.stages)
         self._launch(
             grid,
             (
@@ -72,7 +71,10 @@ class Int4Linear:
                 *(residual, out, parts, self._done),
             ),
             (tokens, self._num_rows),
-            (*shape, not x.is_cuda, plan.prefetch, plan.wave, self._gated),
+            (
+                *(*shape, plan.splits, plan.pieces, not x.is_cuda),
+                *(plan.prefetch, plan.wave, self._gated),
+            ),
             num_warps=plan.warps,
         )
         return out

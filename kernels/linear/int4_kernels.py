@@ -41,6 +41,7 @@ def int4_rows(
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     SPLITS: tl.constexpr,
+    PIECES: tl.constexpr,
     WIDE: tl.constexpr,  # products in float32, for the interpreter, which cannot multiply bfloat16
     PREFETCH: tl.constexpr,  # bytes of each row to ask for before the wait, and
     WAVE: tl.constexpr,  # how many tiles do so: about those that start at once
@@ -51,7 +52,7 @@ def int4_rows(
     the rest as in `tiles.tile_rows`. A step is a unit of 2 HALF columns, whose sums are scaled as they
     come. grid: [M / TOKENS, N / ROWS, SPLITS]."""
     units: tl.constexpr = K // (2 * HALF)
-    steps: tl.constexpr = (units + SPLITS - 1) // SPLITS
+    steps: tl.constexpr = (units + SPLITS * PIECES - 1) // (SPLITS * PIECES)
     groups: tl.constexpr = K // GROUP
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     split = tl.program_id(2)
@@ -65,38 +66,43 @@ def int4_rows(
         gdc_launch_dependents()
         if PREFETCH > 0:
             if tile < WAVE:
-                prefetch_rows(values_ptr, first, N, K // 2, split * steps * HALF, PREFETCH, ROWS)
+                prefetch_rows(
+                    values_ptr, first, N, K // 2, split * PIECES * steps * HALF, PREFETCH, ROWS
+                )
         gdc_wait()
     values_at = values_ptr + rows.to(tl.int64)[:, None] * (K // 2) + within[None, :]
     x_at = x_ptr + tokens.to(tl.int64)[None, :] * K + within[:, None]
     group_at = rows * groups
     total = tl.zeros([ROWS, TOKENS], tl.float32)
-    for step in tl.range(0, steps, num_stages=STAGES):
-        unit = split * steps + step
-        inside = unit < units
-        low_group = unit * 2 * HALF // GROUP
-        high_group = (unit * 2 * HALF + HALF) // GROUP
-        values = tl.load(values_at + unit * HALF, mask=held[:, None] & inside, other=0)
-        low_x = tl.load(x_at + unit * 2 * HALF, mask=is_token[None, :] & inside, other=0.0)
-        high_x = tl.load(
-            x_at + (unit * 2 * HALF + HALF), mask=is_token[None, :] & inside, other=0.0
-        )
-        scale = tl.load(scales_ptr + group_at + low_group, mask=held & inside, other=0.0)
-        zero = tl.load(zeros_ptr + group_at + low_group, mask=held & inside, other=0)
-        exact: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16 and not WIDE
-        kind: tl.constexpr = tl.float32 if WIDE else x_ptr.dtype.element_ty
-        low = steps_above(values & 15, zero, kind, exact)
-        if GROUP >= 2 * HALF:
-            high = steps_above(values >> 4, zero, kind, exact)
-            sums = tl.dot(low, low_x.to(kind))
-            sums = tl.dot(high, high_x.to(kind), sums)
-            total += sums * scale.to(tl.float32)[:, None]
-        else:
-            total += tl.dot(low, low_x.to(kind)) * scale.to(tl.float32)[:, None]
-            scale = tl.load(scales_ptr + group_at + high_group, mask=held & inside, other=0.0)
-            zero = tl.load(zeros_ptr + group_at + high_group, mask=held & inside, other=0)
-            high = steps_above(values >> 4, zero, kind, exact)
-            total += tl.dot(high, high_x.to(kind)) * scale.to(tl.float32)[:, None]
+    for piece in tl.static_range(PIECES):
+        part = tl.zeros([ROWS, TOKENS], tl.float32)
+        for step in tl.range(0, steps, num_stages=STAGES):
+            unit = (split * PIECES + piece) * steps + step
+            inside = unit < units
+            low_group = unit * 2 * HALF // GROUP
+            high_group = (unit * 2 * HALF + HALF) // GROUP
+            values = tl.load(values_at + unit * HALF, mask=held[:, None] & inside, other=0)
+            low_x = tl.load(x_at + unit * 2 * HALF, mask=is_token[None, :] & inside, other=0.0)
+            high_x = tl.load(
+                x_at + (unit * 2 * HALF + HALF), mask=is_token[None, :] & inside, other=0.0
+            )
+            scale = tl.load(scales_ptr + group_at + low_group, mask=held & inside, other=0.0)
+            zero = tl.load(zeros_ptr + group_at + low_group, mask=held & inside, other=0)
+            exact: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16 and not WIDE
+            kind: tl.constexpr = tl.float32 if WIDE else x_ptr.dtype.element_ty
+            low = steps_above(values & 15, zero, kind, exact)
+            if GROUP >= 2 * HALF:
+                high = steps_above(values >> 4, zero, kind, exact)
+                sums = tl.dot(low, low_x.to(kind))
+                sums = tl.dot(high, high_x.to(kind), sums)
+                part += sums * scale.to(tl.float32)[:, None]
+            else:
+                part += tl.dot(low, low_x.to(kind)) * scale.to(tl.float32)[:, None]
+                scale = tl.load(scales_ptr + group_at + high_group, mask=held & inside, other=0.0)
+                zero = tl.load(zeros_ptr + group_at + high_group, mask=held & inside, other=0)
+                high = steps_above(values >> 4, zero, kind, exact)
+                part += tl.dot(high, high_x.to(kind)) * scale.to(tl.float32)[:, None]
+        total = part if PIECES == 1 else total + part
     if SPLITS > 1:
         if not leave_part(total, parts_ptr, done_ptr, tile, split, ROWS, TOKENS, SPLITS):
             return

@@ -50,7 +50,16 @@ class Kernels:
         self._stream, self._tile = Launcher(stream_rows), Launcher(tile_rows)
         self._done = torch.zeros(-(-num_rows // SMALLEST_ROWS), dtype=torch.int32, device=device)
 
-    def stream(
+    def run(
+        self, stored: Stored, x: torch.Tensor, out: torch.Tensor, extras: Extras, plan: plans.Plan
+    ) -> None:
+        """x: [M, K]; out: [M, N], or [M, N / 2] if gated."""
+        if isinstance(plan, plans.StreamPlan):
+            self._run_stream(stored, x, out, extras, plan)
+        else:
+            self._run_tile(stored, x, out, extras, plan)
+
+    def _run_stream(
         self,
         stored: Stored,
         x: torch.Tensor,
@@ -58,7 +67,6 @@ class Kernels:
         extras: Extras,
         plan: plans.StreamPlan,
     ) -> None:
-        """x: [1, K]."""
         num_rows, size = stored.weight.shape
         norm, eps = extras.norm or (None, 0.0)
         is_even = num_rows % plan.rows == 0 and size % plan.block == 0
@@ -72,7 +80,7 @@ class Kernels:
             num_warps=plan.warps,
         )
 
-    def tile(
+    def _run_tile(
         self,
         stored: Stored,
         x: torch.Tensor,
@@ -80,16 +88,16 @@ class Kernels:
         extras: Extras,
         plan: plans.TilePlan,
     ) -> None:
-        """x: [M, K], at most as many as one token tile takes if the plan has splits."""
-        (num_rows, size), tokens = stored.weight.shape, plans.token_tile(x.shape[0])
+        num_rows, size = stored.weight.shape
+        tokens = plan.tokens or plans.token_tile(x.shape[0])
         grid = (-(-x.shape[0] // tokens), -(-num_rows // plan.rows), plan.splits)
         parts = None
         if plan.splits > 1:
             parts = x.new_empty((math.prod(grid), plan.rows, tokens), dtype=torch.float32)
-        is_even = num_rows % plan.rows == 0 and size % (plan.splits * plan.block) == 0
+        is_even = num_rows % plan.rows == 0 and size % (plan.splits * plan.pieces * plan.block) == 0
         most = -(-size // (plan.splits * plan.block)) * plan.block
         prefetch = 0 if size % (plan.splits * ALIGNED) else min(plan.prefetch, most)
-        shape = (tokens, plan.rows, plan.block, plan.stages, plan.splits)
+        shape = (tokens, plan.rows, plan.block, plan.stages, plan.splits, plan.pieces)
         tensors = (
             *(x, extras.x_scale, stored.weight, stored.scale, stored.bias),
             *(extras.residual, out, parts, self._done),

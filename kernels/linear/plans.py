@@ -35,9 +35,13 @@ class TilePlan:
     stages: int
     warps: int
     splits: int = 1
+    pieces: int = 1
+    tokens: int = 0  # a tile takes; 0: as many as there are, see `token_tile`
     prefetch: int = 0
     wave: int = 528
 
+
+Plan = StreamPlan | TilePlan
 
 STREAM: dict[tuple[int, int], StreamPlan] = {
     (6144, 4096): StreamPlan(8, 1024, 3, 4),
@@ -58,46 +62,72 @@ STREAM: dict[tuple[int, int], StreamPlan] = {
 }
 TILES: dict[tuple[int, int, int], TilePlan | None] = {}
 STREAM_FP8: dict[tuple[int, int], StreamPlan] = {}
-INT4: dict[tuple[int, int, int], TilePlan] = {}
+TILES_INT4: dict[tuple[int, int, int], TilePlan | None] = {}
 TILES_FP8: dict[tuple[int, int, int], TilePlan | None] = {}
 
 MULTIPROCESSORS = 132
 SMALL = 8 << 20  # elements of a weight, up to which tiles beat the library
 
 
-def stream_plan(num_rows: int, size: int, stored: str = "") -> StreamPlan:
-    """One token. `stored`: "fp8" for such weights."""
-    if stored == "fp8":
+class Plans:
+    """Those of one weight. `kind`: "plain", "fp8" or "int4" for what it is stored in; "library": a plain
+    one whose products are the library's, but for one token. `invariant`: no token's result depends on
+    how many there are, so K is cut alike for all."""
+
+    def __init__(self, num_rows: int, size: int, *, kind: str, invariant: bool) -> None:
+        self._single: Plan | None = None
+        self._many: Plan | None = None
+        self._tiles: dict[int, Plan | None] = dict.fromkeys(TOKEN_TILES)
+        if invariant:
+            few = fill_device(num_rows, size, rows=64, block=128, stages=4)
+            self._single, self._tiles = few, dict.fromkeys(TOKEN_TILES, few)
+            self._many = many_alike(few, kind)
+            return
+        if kind != "library":
+            self._tiles = {
+                tokens: tile_plan(num_rows, size, tokens, kind) for tokens in TOKEN_TILES
+            }
+        self._single = self._tiles[TOKEN_TILES[0]]
+        if kind != "int4":
+            self._single = stream_plan(num_rows, size, kind)
+
+    def find(self, num_tokens: int) -> Plan | None:
+        """None: the library's turn, and for no tokens too."""
+        if num_tokens == 1:
+            return self._single
+        if num_tokens > LARGEST_TILE:
+            return self._many
+        return self._tiles[token_tile(num_tokens)] if num_tokens else None
+
+
+def stream_plan(num_rows: int, size: int, kind: str) -> StreamPlan:
+    """One token."""
+    if kind == "fp8":
         return STREAM_FP8.get((num_rows, size), StreamPlan(rows=8, block=1024, stages=4, warps=4))
-    found = STREAM.get((num_rows, size))
-    if found is not None:
-        return found
-    return StreamPlan(rows=4, block=1024, stages=4, warps=4)
+    return STREAM.get((num_rows, size), StreamPlan(rows=4, block=1024, stages=4, warps=4))
 
 
-def int4_plan(num_rows: int, size: int, num_tokens: int) -> TilePlan:
-    """1 to LARGEST_TILE tokens of an int4 weight; `block` is the kernel's business."""
-    found = INT4.get((num_rows, size, token_tile(num_tokens)))
-    return found or fill_device(num_rows, size, rows=64, block=128, stages=4)
+def tile_plan(num_rows: int, size: int, tokens: int, kind: str) -> TilePlan | None:
+    """`tokens`: of TOKEN_TILES. None: the vendor's library is as fast."""
+    table = {"plain": TILES, "fp8": TILES_FP8, "int4": TILES_INT4}[kind]
+    if (num_rows, size, tokens) in table:
+        return table[num_rows, size, tokens]
+    if kind == "plain" and num_rows * size > SMALL:
+        return None
+    block = 256 if kind == "fp8" else 128
+    return fill_device(num_rows, size, rows=64, block=block, stages=4)
+
+
+def many_alike(few: TilePlan, kind: str) -> TilePlan:
+    """For more than LARGEST_TILE tokens, to the bit what `few` gives each of them."""
+    if kind == "int4":
+        return TilePlan(rows=64, block=128, stages=3, warps=4, pieces=few.splits, tokens=64)
+    stages = 2 if kind == "library" else 4  # float32 takes twice the shared memory
+    return TilePlan(rows=128, block=64, stages=stages, warps=8, pieces=few.splits, tokens=128)
 
 
 def token_tile(num_tokens: int) -> int:
     return next((tile for tile in TOKEN_TILES if num_tokens <= tile), LARGEST_TILE)
-
-
-def tile_plan(num_rows: int, size: int, num_tokens: int, stored: str = "") -> TilePlan | None:
-    """2 to LARGEST_TILE tokens; None: the vendor's library is as fast."""
-    if num_tokens > LARGEST_TILE:
-        return None
-    tile = token_tile(num_tokens)
-    table = TILES_FP8 if stored == "fp8" else TILES
-    if (num_rows, size, tile) in table:
-        return table[num_rows, size, tile]
-    if stored == "fp8":
-        return fill_device(num_rows, size, rows=64, block=256, stages=4)
-    if num_rows * size > SMALL:
-        return None
-    return fill_device(num_rows, size, rows=64, block=128, stages=4)
 
 
 def fill_device(num_rows: int, size: int, *, rows: int, block: int, stages: int) -> TilePlan:

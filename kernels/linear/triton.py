@@ -34,6 +34,7 @@ class PlainLinear:
         out_dtype: torch.dtype | None,
         *,
         gated: bool = False,
+        invariant: bool = False,
     ) -> None:
         self._stored, self._gated = Stored(weight=weight, bias=bias), gated
         self._out_dtype = out_dtype or weight.dtype
@@ -41,19 +42,20 @@ class PlainLinear:
         self._channels = num_rows // 2 if gated else num_rows
         self._kernels = Kernels(num_rows, weight.device)
         self._rms_norm, self._silu_mul = bind_norms().rms_norm, bind_gate()
-        is_wide = weight.dtype == torch.float32  # the tensor cores would round it
-        self._stream = plans.stream_plan(num_rows, size)
-        self._tiles = {
-            tokens: None if is_wide else plans.tile_plan(num_rows, size, tokens)
-            for tokens in plans.TOKEN_TILES
-        }
+        self._plans = plans.Plans(
+            num_rows,
+            size,
+            # float32: the library's are as fast as ours, which take no tensor cores for it
+            kind="library" if weight.dtype == torch.float32 else "plain",
+            invariant=invariant,
+        )
         self.bytes = self._stored.bytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._run(x, Extras(gated=self._gated))
 
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        if x.shape[0] == 1:
+        if isinstance(self._plans.find(x.shape[0]), plans.StreamPlan):
             return self._run(x, Extras(norm=(weight, eps), gated=self._gated))
         return self(self._rms_norm(x, weight, eps))
 
@@ -61,19 +63,14 @@ class PlainLinear:
         return self._run(x, Extras(residual=residual))
 
     def _run(self, x: torch.Tensor, extras: Extras) -> torch.Tensor:
-        tokens, plan = x.shape[0], None
-        if 1 < tokens <= plans.LARGEST_TILE:
-            plan = self._tiles[plans.token_tile(tokens)]
-        if tokens != 1 and plan is None:
+        plan = self._plans.find(x.shape[0])
+        if plan is None:
             y = multiply(x, self._stored, extras.residual, self._out_dtype)
             return self._silu_mul(y) if self._gated else y
         out = extras.residual
         if out is None:
-            out = x.new_empty((tokens, self._channels), dtype=self._out_dtype)
-        if plan is None:
-            self._kernels.stream(self._stored, x, out, extras, self._stream)
-        else:
-            self._kernels.tile(self._stored, x, out, extras, plan)
+            out = x.new_empty((x.shape[0], self._channels), dtype=self._out_dtype)
+        self._kernels.run(self._stored, x, out, extras, plan)
         return out
 
 
@@ -102,13 +99,14 @@ def pack(
     out_dtype: torch.dtype | None,
     *,
     gated: bool = False,
+    invariant: bool = False,
 ) -> FusedLinear:
     if gated:
         order = pair_rows(weight.shape[0], weight.device)
         weight = weight[order] if isinstance(weight, torch.Tensor) else weight.select_rows(order)
         bias = None if bias is None else bias[order]
     if isinstance(weight, Fp8Weight):
-        return Fp8Linear(weight, bias, out_dtype, gated=gated)
+        return Fp8Linear(weight, bias, out_dtype, gated=gated, invariant=invariant)
     if isinstance(weight, Int4Weight):
-        return Int4Linear(weight, bias, out_dtype, gated=gated)
-    return PlainLinear(weight, bias, out_dtype, gated=gated)
+        return Int4Linear(weight, bias, out_dtype, gated=gated, invariant=invariant)
+    return PlainLinear(weight, bias, out_dtype, gated=gated, invariant=invariant)

@@ -89,3 +89,22 @@ def test_gated_is_refused_elsewhere(device):
     weight = torch.zeros(4, 8, device=device)
     with pytest.raises(ValueError, match="gated is for implementation 'triton'"):
         pack_linear(weight, gated=True)
+
+
+@pytest.mark.parametrize("quantization", [None, "fp8", "int4"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_an_invariant_linear_gives_a_token_the_same_bits_in_any_company(
+    quantization, gated, device
+):
+    x, weight, bias = inputs(150, 144, 1024, device)
+    packed = pack_linear(
+        weight,
+        bias,
+        quantization=quantization,
+        gated=gated,
+        invariant=True,
+        implementation="triton",
+    )
+    whole = packed(x)
+    for first, last in ((0, 1), (3, 5), (20, 40), (60, 120), (0, 70)):
+        assert torch.equal(packed(x[first:last].contiguous()), whole[first:last])
