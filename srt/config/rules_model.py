@@ -9,7 +9,7 @@ from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts, GpuFacts
 from srt.config.footprint import ITEM_BYTES, weight_bytes
-from srt.config.rules_parallel import kv_heads_of_rank
+from srt.config.rules_parallel import bytes_of_rank, check_divisible, kv_heads_of_rank
 from srt.config.rules_quantization import FP8_CAPABILITY, decide_quantization
 from srt.errors import ConfigError
 
@@ -59,6 +59,8 @@ def decide_model(
     check_kv_dtype("--kv-cache-dtype", kv_dtype, gpu)
     quantization = decide_quantization(args, model, load_format, gpu, decisions)
     ranks = args.tensor_parallel_size
+    check_divisible(quantization, ranks)
+    embedding = model.vocab_size * model.hidden_size * ITEM_BYTES[dtype]
     kv_heads = kv_heads_of_rank(model.num_kv_heads, ranks)
     kv_items = 2 * model.num_layers * kv_heads * model.head_dim
     return ModelPlan(
@@ -67,7 +69,7 @@ def decide_model(
         kv_cache_dtype=kv_dtype,
         quantization=quantization,
         bytes_per_token=kv_items * ITEM_BYTES[kv_dtype],
-        weight_bytes=weight_bytes(model, dtype, quantization) // ranks,
+        weight_bytes=bytes_of_rank(weight_bytes(model, dtype, quantization), embedding, ranks),
         gpu=gpu,
     )
 

@@ -26,6 +26,11 @@ def decide_parallel(args: ServerArgs, facts: Facts, is_gpu: bool, decisions: Dec
         raise ConfigError(
             f"{FLAG} {size} means {size} processes, --inline means one; leave one of the two out"
         )
+    if args.deterministic and size > 2:
+        raise ConfigError(
+            f"{FLAG} {size} and --deterministic: in which order the parts of more than two ranks are "
+            "added depends on how large the step is; allowed with it: 1, 2"
+        )
     num_gpus = len(facts.machine.gpus)
     if is_gpu and size > num_gpus:
         raise ConfigError(
@@ -62,6 +67,21 @@ def why_not(model: ModelFacts, size: int) -> str | None:
     if isinstance(inner, int) and inner % size:
         return f"an intermediate_size of {inner}, which {size} ranks cannot divide"
     return None
+
+
+def check_divisible(quantization: str | None, size: int) -> None:
+    """Raises ConfigError for weights whose stored form cannot be cut."""
+    if quantization == "int4" and size > 1:
+        raise ConfigError(
+            f"{FLAG} {size}: int4 weights are packed in groups and are not divided among ranks; allowed "
+            "with them: 1"
+        )
+
+
+def bytes_of_rank(total: int, replicated: int, size: int) -> int:
+    """Of weights of `total` bytes, of which every rank has `replicated`."""
+    whole = min(replicated, total)
+    return whole + (total - whole) // size
 
 
 def kv_heads_of_rank(num_kv_heads: int, size: int) -> int:

@@ -46,7 +46,8 @@ def fill(
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> Weights:
     """Consumes `checkpoint`, converts each tensor to `dtype` and packs linears as they complete, so
-    memory stays at the model plus one parameter.
+    memory stays at the model plus one parameter. Of a part with a cut only that is converted, and of a
+    tensor that is mapped rather than read only that comes from the disk.
 
     `pack(name, weight [out, in], bias [out] or None)` takes ownership. Raises ConfigError naming the
     tensor that is unknown, missing, there twice, or of the wrong shape (with both shapes).

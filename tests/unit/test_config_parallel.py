@@ -10,8 +10,9 @@ import pytest
 from srt.config.args import ServerArgs
 from srt.config.dummy import dummy_facts
 from srt.config.explain import explain, render_table
-from srt.config.facts import Facts
+from srt.config.facts import Facts, GpuFacts
 from srt.config.resolve import Resolution, resolve
+from srt.config.rules_parallel import bytes_of_rank, check_divisible
 from srt.errors import ConfigError
 
 
@@ -86,6 +87,40 @@ def test_what_does_not_divide_is_refused_with_its_numbers(
 ) -> None:
     with pytest.raises(ConfigError, match=f"--tensor-parallel-size {size}.*{words}"):
         decide(size, facts_with(**model))
+
+
+def test_what_cannot_be_had_with_ranks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--deterministic.*allowed with it: 1, 2"):
+        decide(4, deterministic=True, native_kernels=True, dtype="bfloat16")
+    with pytest.raises(ConfigError, match="int4 weights.*allowed with them: 1"):
+        check_divisible("int4", 2)
+    check_divisible("int4", 1)
+    check_divisible("int8", 2)
+
+
+def test_every_rank_has_the_embedding() -> None:
+    assert bytes_of_rank(1000, 200, 4) == 400
+    assert bytes_of_rank(1000, 200, 1) == 1000
+
+
+def test_each_rank_wants_a_gpu() -> None:
+    facts = facts_with()
+    card = GpuFacts(
+        index=0,
+        name="H200",
+        capability=90,
+        memory_total=1 << 37,
+        memory_free=1 << 37,
+        driver="580.1",
+    )
+    machine = replace(
+        facts.machine,
+        gpus=[card],
+        torch_cuda="13.0",
+        versions={"torch": "2.11.0", "triton": "3.6.0"},
+    )
+    with pytest.raises(ConfigError, match="needs 2 GPUs, one for each rank; this machine has 1"):
+        decide(2, replace(facts, machine=machine))
 
 
 def test_one_process_cannot_be_two() -> None:
