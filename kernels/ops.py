@@ -25,7 +25,6 @@ class PackLinear(Protocol):
         out_dtype: torch.dtype | None = None,
         gated: bool = False,
         invariant: bool = False,
-        gated: bool = False,
     ) -> linear.Linear: ...
 
 
