@@ -40,7 +40,8 @@ class TileShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A launch's share of the step. `tiles` [N, 8] int32; None: the decode slices of rows, starts [N].
+    """A launch's share of the step: `num` tiles. `tiles` [num, 8] int32; None: all those of the slices
+    rows, starts [S] int32, which are chains of `length` tokens.
 
     visible, positions: [T] int64 where a tile has a base."""
 
@@ -52,6 +53,7 @@ class Work:
     tiles: torch.Tensor | None = None
     rows: torch.Tensor | None = None
     starts: torch.Tensor | None = None
+    length: int = 1
     visible: torch.Tensor | None = None
     positions: torch.Tensor | None = None
 
@@ -134,7 +136,9 @@ class Attention:
         group = heads // kv_heads
         shape = work.shape
         assert group <= shape.rows and q.stride(2) == 1 and q.stride(1) == dim
-        kept = min(shape.rows, next_power_of_two(group)) if work.tiles is None else shape.rows
+        kept = shape.rows
+        if work.tiles is None:
+            kept = min(kept, next_power_of_two(group * work.length))
         is_split = work.splits > 1
         parts = None
         if is_split:
@@ -174,6 +178,7 @@ class Attention:
                 shape.block,
                 shape.least,
                 work.tiles is not None,
+                work.length,
                 is_split,
                 work.visible is not None,
                 window is not None,
@@ -181,7 +186,7 @@ class Attention:
                 lse is not None,
                 shape.two_loops,
                 shape.carry,
-                shape.early and work.tiles is None,
+                shape.early and work.tiles is None and work.length == 1,
                 q.device.type == "cpu",
             ),
             num_warps=shape.warps,

@@ -50,6 +50,7 @@ def attend(
     BLOCK: tl.constexpr,
     LEAST: tl.constexpr,
     LISTED: tl.constexpr,
+    LENGTH: tl.constexpr,
     SPLIT: tl.constexpr,
     TREE: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -63,8 +64,9 @@ def attend(
 ):
     """Grid [KV_HEADS, splits, tiles]. q: [T, heads, DIM], tokens Q_STRIDE apart; out like it, dense.
 
-    LISTED: rows_ptr is [tiles, 8] int32, see `tiles.py`; else tile i is the one token of row rows[i] at
-    position starts[i]. scale: of the scores, times log2(e); with CAP: scale / cap, and cap * log2(e).
+    LISTED: rows_ptr is [tiles, 8] int32, see `tiles.py`; else slice i is the LENGTH tokens of row
+    rows[i] from position starts[i] on. scale: of the scores, times log2(e); with CAP: scale / cap, and
+    cap * log2(e).
     LEAST: keys of a part, a multiple of BLOCK. KEPT: rows that can hold a token, a power of two.
     parts: [programs, KEPT, DIM + 2] float32 if SPLIT, counts: [tiles, KV_HEADS] int32, zero before and
     after. lse: [T, heads] float32 if LSE. EARLY: nobody writes the tables in this graph of launches.
@@ -88,12 +90,15 @@ def attend(
         base = tl.load(record + 4)
         end = tl.load(record + 5)
     else:
-        row = tl.load(rows_ptr + tile)
-        position = tl.load(starts_ptr + tile)
-        token = tile
-        count = 1
+        tiles: tl.constexpr = (LENGTH + ROWS // GROUP - 1) // (ROWS // GROUP)  # of a slice
+        piece = tile // tiles
+        skipped = tile % tiles * (ROWS // GROUP)
+        row = tl.load(rows_ptr + piece)
+        position = tl.load(starts_ptr + piece) + skipped
+        token = piece * LENGTH + skipped
+        count = tl.minimum(LENGTH - skipped, ROWS // GROUP)
         base = -1
-        end = position + 1
+        end = position + count
 
     r = tl.arange(0, ROWS)
     d = tl.arange(0, triton.next_power_of_2(DIM))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.paged_attention.tiles import FIELDS, cut_tiles
+from kernels.paged_attention.tiles import cut_tiles
 from kernels.paged_attention.triton import (
     Attention,
     TileShape,
@@ -23,6 +23,7 @@ from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
 EARLY_PROGRAMS = 64  # tiles * KV heads up to which a decode step is bound by latency
+EARLY_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,42 +96,24 @@ class TritonAttention:
         return out
 
     def _cut(self, batch: AttentionBatch, heads: Heads) -> list[Work]:
+        if self._is_recorded:
+            return [self._alike(batch, len(batch.rows_host), batch.lengths_host[0], heads)]
         count = batch.num_decode
         if any(base >= 0 for base in batch.bases_host[:count]):
             count = 0  # a decode slice that is no chain is cut like the others
-        works = []
-        if count:
-            shape = self._shape(1, heads)
-            few = count * heads.num_kv <= EARLY_PROGRAMS and heads.group <= 16
-            if self._is_recorded and few and not self._deterministic:
-                shape = early_shape(heads.dim)
-            works.append(
-                Work(
-                    num=count,
-                    shape=shape,
-                    splits=self._splits(count, shape, heads, batch),
-                    page_table=batch.page_table,
-                    page_size=batch.page_size,
-                    rows=batch.rows,
-                    starts=batch.starts,
-                )
-            )
+        works = [self._alike(batch, count, 1, heads)] if count else []
         lengths = batch.lengths_host[count:]
         if lengths:
             shape = self._shape(max(lengths), heads)
-            per_tile = shape.per_tile(heads.group)
-            if self._is_recorded:
-                tiles = cut_alike(batch.rows, batch.starts, lengths[0], per_tile)
-            else:
-                cut = cut_tiles(
-                    batch.rows_host[count:],
-                    batch.starts_host[count:],
-                    lengths,
-                    batch.bases_host[count:],
-                    per_tile=per_tile,
-                    first_token=count,
-                )
-                tiles = torch.from_numpy(cut).to(batch.page_table.device, non_blocking=True)
+            cut = cut_tiles(
+                batch.rows_host[count:],
+                batch.starts_host[count:],
+                lengths,
+                batch.bases_host[count:],
+                per_tile=shape.per_tile(heads.group),
+                first_token=count,
+            )
+            tiles = torch.from_numpy(cut).to(batch.page_table.device, non_blocking=True)
             works.append(
                 Work(
                     num=len(tiles),
@@ -145,6 +128,24 @@ class TritonAttention:
             )
         return works
 
+    def _alike(self, batch: AttentionBatch, count: int, length: int, heads: Heads) -> Work:
+        """The first `count` slices, chains of one length, by the batch's own tensors."""
+        shape = self._shape(length, heads)
+        num = count * -(-length // shape.per_tile(heads.group))
+        few = num * heads.num_kv <= EARLY_PROGRAMS and heads.group <= EARLY_ROWS
+        if self._is_recorded and few and length == 1 and not self._deterministic:
+            shape = early_shape(heads.dim)
+        return Work(
+            num=num,
+            shape=shape,
+            splits=self._splits(num, shape, heads, batch),
+            page_table=batch.page_table,
+            page_size=batch.page_size,
+            rows=batch.rows,
+            starts=batch.starts,
+            length=length,
+        )
+
     def _shape(self, longest: int, heads: Heads) -> TileShape:
         if self._deterministic:
             return fixed_shape(heads.dim, heads.group)
@@ -154,21 +155,3 @@ class TritonAttention:
         if self._deterministic:
             return 1
         return choose_splits(tiles * heads.num_kv, shape, batch.page_table.device)
-
-
-def cut_alike(
-    rows: torch.Tensor, starts: torch.Tensor, length: int, per_tile: int
-) -> torch.Tensor:
-    """`cut_tiles` of slices that all have `length` tokens, made on the device: rows, starts [S] int32 ->
-    [S * tiles of a slice, 8] int32. What a recorded step reads at every replay."""
-    firsts = torch.arange(0, length, per_tile, dtype=torch.int32, device=rows.device)
-    counts = (length - firsts).clamp(max=per_tile)
-    places = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
-    tiles = rows.new_zeros(len(rows), len(firsts), FIELDS)
-    tiles[:, :, 0] = rows[:, None]
-    tiles[:, :, 1] = places[:, None] * length + firsts
-    tiles[:, :, 2] = starts[:, None] + firsts
-    tiles[:, :, 3] = counts
-    tiles[:, :, 4] = -1
-    tiles[:, :, 5] = starts[:, None] + firsts + counts
-    return tiles.view(-1, FIELDS)

@@ -102,8 +102,13 @@ class Case:
         }
         if not listed:
             rows, starts = (torch.tensor(each, dtype=I32) for each in (self.rows, self.starts))
+            length = self.lengths[0]
             return subject.Work(
-                num=len(self.rows), rows=rows.to(DEVICE), starts=starts.to(DEVICE), **common
+                num=len(self.rows) * -(-length // shape.per_tile(group)),
+                rows=rows.to(DEVICE),
+                starts=starts.to(DEVICE),
+                length=length,
+                **common,
             )
         tiles = cut_tiles(
             self.rows, self.starts, self.lengths, self.bases, per_tile=shape.per_tile(group)
@@ -294,3 +299,9 @@ def test_rows_are_gathered() -> None:
     Gather()(*planes, slots, *outs)
     for plane, out in zip(planes, outs, strict=True):
         assert torch.equal(out, plane[slots])
+
+
+@pytest.mark.parametrize(("length", "rows"), [(3, 16), (7, 16), (5, 32)])
+def test_slices_of_one_length_need_no_list(length: int, rows: int) -> None:
+    case = Case([60, 0, 31], [length] * 3, 16, 9, 3, 32)
+    close(case.run(short(rows), 2, listed=False), case.exact())
