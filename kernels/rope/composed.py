@@ -22,6 +22,7 @@ def rope_write_kv(
     eps: float = 1e-6,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    keep_k: bool = False,
 ) -> torch.Tensor:
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     rotated = heads[:, : num_heads + num_kv_heads].float()
@@ -36,6 +37,8 @@ def rope_write_kv(
     out = torch.empty_like(heads[:, : num_heads + num_kv_heads])
     out[..., :half] = (first * cos).sub_(second * sin)
     out[..., half:] = (second * cos).add_(first * sin)
+    if keep_k:
+        heads[:, num_heads : num_heads + num_kv_heads] = out[:, num_heads:]
     if k_plane.dtype == torch.float8_e4m3fn:
         store(k_plane, slots, out[:, num_heads:], k_scale)
         store(v_plane, slots, heads[:, num_heads + num_kv_heads :], v_scale)

@@ -26,12 +26,15 @@ def rope_write_kv(
     eps: float = 1e-6,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    keep_k: bool = False,
 ) -> torch.Tensor:
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     first_v = num_heads + num_kv_heads
-    q, k, v = heads[:, :num_heads], heads[:, num_heads:first_v], heads[:, first_v:]
+    q, own_k, v = heads[:, :num_heads], heads[:, num_heads:first_v], heads[:, first_v:]
     angles = cos_sin[positions]
-    q, k = rotate(q, angles, q_norm, eps), rotate(k, angles, k_norm, eps)
+    q, k = rotate(q, angles, q_norm, eps), rotate(own_k, angles, k_norm, eps)
+    if keep_k:
+        own_k.copy_(k)
     store(k_plane, slots, k, k_scale)
     store(v_plane, slots, v, v_scale)
     return q.to(qkv.dtype)

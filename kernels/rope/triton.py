@@ -54,6 +54,7 @@ def rotate_token(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     NORM: tl.constexpr,
+    KEEP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Shapes as in `kernels.rope.rope_write_kv`; grid: [T * (HEADS + 2 KV_HEADS) / GROUP]."""
@@ -95,6 +96,9 @@ def rotate_token(
         else:
             places = (slot * KV_HEADS + head - HEADS) * (2 * HALF) + in_heads
             store_heads(k_ptr, places, mask, turned, second, k_inverse, HALF)
+            if KEEP:
+                tl.store(heads_ptr, turned.to(first_half.dtype), mask=mask)
+                tl.store(heads_ptr + HALF, second.to(second_half.dtype), mask=mask)
     else:
         places = (slot * KV_HEADS + head - HEADS - KV_HEADS) * (2 * HALF) + in_heads
         first, second = first_half.to(tl.float32), second_half.to(tl.float32)
@@ -119,6 +123,7 @@ def bind() -> RopeWriteKV:
         eps: float = 1e-6,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        keep_k: bool = False,
     ) -> torch.Tensor:
         tokens = qkv.shape[0]
         q = qkv.new_empty((tokens, num_heads, head_dim))
@@ -132,7 +137,7 @@ def bind() -> RopeWriteKV:
             (tokens * (num_heads + 2 * num_kv_heads) // group, 1, 1),
             (qkv, positions, cos_sin, slots, k_plane, v_plane, q_norm, k_norm, q),
             (eps, 1.0 / k_scale, 1.0 / v_scale),
-            (num_heads, num_kv_heads, half, group, block, q_norm is not None),
+            (num_heads, num_kv_heads, half, group, block, q_norm is not None, keep_k),
             num_warps=min(max(group * block // 256, 1), 4),
         )
         return q

@@ -76,11 +76,13 @@ def test_rotations(ours, exact, tokens, heads, kv_heads, dim, has_norms, dtype):
     results = []
     for each in (ours, exact):
         planes = torch.full((2, 4096, kv_heads, dim), 3.0, device="cuda").to(dtype)
-        q = each.rope_write_kv(
-            qkv, positions, table, slots, *planes, heads, kv_heads, dim, *weights, 1e-6, *scales
-        )
-        results.append((q, planes))
-    (q, planes), (wanted_q, wanted) = results
+        where, own = (positions, table, slots, *planes), qkv.clone()
+        shape = (heads, kv_heads, dim, *weights, 1e-6)
+        q = each.rope_write_kv(own, *where, *shape, *scales, True)
+        assert torch.equal(each.rope_write_kv(qkv.clone(), *where, *shape, *scales), q)
+        results.append((q, planes, own))
+    (q, planes, kept), (wanted_q, wanted, wanted_kept) = results
+    torch.testing.assert_close(kept, wanted_kept, rtol=8e-3, atol=1e-5)
     torch.testing.assert_close(q, wanted_q, rtol=8e-3, atol=1e-5)
     # Where a number lies in the middle between two of e4m3's, the last bit before decides.
     rtol = 0.13 if dtype == E4M3 else 8e-3

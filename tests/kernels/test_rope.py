@@ -93,6 +93,36 @@ def test_a_known_rotation(implementation, library_for, device_for):
     assert v_plane[0, 0].tolist() == [5, 6]
 
 
+@pytest.mark.parametrize("implementation", ["reference", "torch", "native", "triton"])
+def test_kept_k_takes_its_place_in_qkv(implementation, library_for, device_for):
+    library, device = library_for(implementation), device_for(implementation)
+    torch.manual_seed(3)
+    qkv = torch.randn(4, 8 * 64).to(BF16).to(device)
+    given = qkv.clone().view(4, 8, 64)
+    k_plane, v_plane = torch.zeros(2, 9, 2, 64, dtype=BF16, device=device)
+    positions, slots = torch.tensor([[7, 0, 250, 31], [8, 3, 1, 5]], device=device)
+    table, norms = angles(300, 64).to(device), torch.rand(2, 64, device=device).to(BF16)
+    rope_write_kv(
+        qkv,
+        positions,
+        table,
+        slots,
+        k_plane,
+        v_plane,
+        4,
+        2,
+        64,
+        *norms,
+        keep_k=True,
+        implementation=implementation,
+        library=library,
+    )
+    q, k, v = qkv.view(4, 8, 64).split((4, 2, 2), dim=1)
+    assert torch.equal(k, k_plane[slots]) and not torch.equal(k, given[:, 4:6])
+    assert torch.equal(q, given[:, :4])
+    assert torch.equal(v, given[:, 6:]) and torch.equal(v, v_plane[slots])
+
+
 @pytest.mark.parametrize("implementation", ["reference", "torch", "triton"])
 def test_planes_in_e4m3_hold_value_over_scale(implementation, library_for, device_for):
     """Numbers that e4m3 holds, and two beyond its range; a quarter turn moves them unrounded."""
