@@ -162,7 +162,7 @@ class DeviceWorker:
         if self.decodes.fits(batch):
             prepared = perf_counter()
             logits, rows = self.decodes.run(batch, where, pages)
-            launched = self._sample(batch.slices, logits, rows)
+            launched = self.sample(batch.slices, logits, rows)
         else:
             inputs = self.runner.prepare_on(self._staging, batch, where, pages)
             prepared = perf_counter()
@@ -173,7 +173,7 @@ class DeviceWorker:
             num = len(inputs.sampling)
             if num:
                 logits = self.runner.logits(hidden[:num])
-                launched = self._sample(inputs.sampling, logits, inputs.sampling_rows)
+                launched = self.sample(inputs.sampling, logits, inputs.sampling_rows)
             if inputs.scoring:
                 scores = score_slices(self.runner, self.sampler, inputs.scoring, hidden[num:])
         ended = self._timeline.mark()
@@ -188,7 +188,7 @@ class DeviceWorker:
             launch_seconds=perf_counter() - prepared,
         )
 
-    def _sample(self, slices: list[Slice], logits: torch.Tensor, rows: torch.Tensor) -> Launched:
+    def sample(self, slices: list[Slice], logits: torch.Tensor, rows: torch.Tensor) -> Launched:
         """`rows` and `logits` may be padded."""
         allowed = [piece.allowed for piece in slices]
         launched = self.sampler.launch(

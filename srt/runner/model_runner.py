@@ -280,6 +280,15 @@ class ModelRunner:
         assert self._model is not None
         return self._model.forward(token_ids, batch, self.pool, attention, None, None)
 
+    def tapped_forward(
+        self, token_ids: torch.Tensor, batch: AttentionBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`model_forward` with the runner's own attention, and the features of every token, [T, F]."""
+        assert self._model is not None
+        taps = Taps(layers=self._tap_layers)
+        hidden = self._model.forward(token_ids, batch, self.pool, self.backend, None, taps)
+        return hidden, torch.cat(taps.taken, dim=1)
+
     def locate(self, slices: list[Slice]) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions and slots of the slices' tokens, [T] int64 each; nothing is planned for them."""
         return locate(slices, self.table, self.pool.page_size)

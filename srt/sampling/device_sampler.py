@@ -118,6 +118,14 @@ class DeviceSampler:
         self._sample(logits, rows_device, self._table, drawn, offsets)
         return drawn
 
+    def count(self, rows_device: torch.Tensor, counts: torch.Tensor) -> None:
+        """The plain rows [S] int32 generated so many tokens more, [S] int64; may be recorded."""
+        self._table[:, GENERATED].index_add_(0, rows_device.long(), counts)
+
+    def generated(self, rows_device: torch.Tensor) -> torch.Tensor:
+        """[S] int64: how many tokens the rows [S] int32 have generated; may be recorded."""
+        return self._table[rows_device.long(), GENERATED]
+
     @torch.inference_mode()
     def verify_chain(
         self,
