@@ -1,13 +1,12 @@
 """Sampling on the GPU in two kernels, whatever the rows ask for.
 
-scan   a block per (line, tile of the vocabulary) reads the logits once: the tile's largest; of a row
-       that is drawn the winner of the race between the tile's blocks of 64 ids; of a row with a rule
-       that cuts the blocks' largest logits and the tile's mass
+scan   a block per (line, tile of the vocabulary) reads the logits once: the tile's largest, and of a row
+       that is drawn the masses and the largest logits of the tile's blocks of 64 ids
 pick   a block per line puts the tiles together; a rule that cuts finds its least weight here, by
-       `kernels.sample.triton_kernel`; then the race inside the block of 64 ids that won
+       `kernels.sample.triton_kernel`; then the race between the blocks, and inside the one that won
 
 Sums have a fixed order that depends on the vocabulary's size alone, so a line's token does not depend on
-what else is in the batch. Weights are relative to their tile's largest logit in `scan`, to the line's in
+what else is in the batch. Masses are relative to their tile's largest logit in `scan`, to the line's in
 `pick`: the law is the same, the last bit of a weight may not be that of the CPU.
 """
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 BLOCK = 64
 TILE = 4096
-LISTED = 512  # weights compared with each other
+LISTED = 16384 + 512  # weights, see `kernels.sample.triton_kernel`
 
 
 @triton.jit
@@ -51,18 +50,17 @@ def line_state(
 
 @triton.jit
 def line_scratch(
-    scratch_ptr, line, TILES: tl.constexpr, NUM_BLOCKS: tl.constexpr, CAPACITY: tl.constexpr
+    scratch_ptr, line, TILES: tl.constexpr, NUM_BLOCKS: tl.constexpr, LISTED: tl.constexpr
 ):
-    """What `scan` leaves for `pick` of one line: per tile the score, peak, likeliest token and winning
-    block; per block its peak; and room for as many ids, and for a list of weights. TILES is even."""
-    scores = scratch_ptr + line.to(tl.int64) * (TILES // 2 * 5 + NUM_BLOCKS + CAPACITY // 2)
-    peaks = (scores + TILES).to(tl.pointer_type(tl.float32), bitcast=True)
+    """What `scan` leaves for `pick` of one line: each tile's peak and likeliest token, each block's mass
+    and peak; then room for as many ids of blocks, and for LISTED weights. float32 and int32."""
+    peaks = scratch_ptr + line.to(tl.int64) * (2 * TILES + 3 * NUM_BLOCKS + LISTED)
     tokens = (peaks + TILES).to(tl.pointer_type(tl.int32), bitcast=True)
-    blocks = tokens + TILES
-    block_peaks = (blocks + TILES).to(tl.pointer_type(tl.float32), bitcast=True)
-    candidates = (block_peaks + NUM_BLOCKS).to(tl.pointer_type(tl.int32), bitcast=True)
-    listed = (candidates + NUM_BLOCKS).to(tl.pointer_type(tl.float32), bitcast=True)
-    return scores, peaks, tokens, blocks, block_peaks, candidates, listed
+    masses = peaks + 2 * TILES
+    block_peaks = masses + NUM_BLOCKS
+    listed = block_peaks + NUM_BLOCKS
+    candidates = (listed + LISTED).to(tl.pointer_type(tl.int32), bitcast=True)
+    return peaks, tokens, masses, block_peaks, listed, candidates
 
 
 @triton.jit
@@ -76,24 +74,23 @@ def scan(
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
-    CAPACITY: tl.constexpr,
+    LISTED: tl.constexpr,
     COLUMNS: tl.constexpr,
     OFFSETS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [tiles, lines]. scratch: float64, see `line_scratch`; the blocks' peaks only of rows with a
-    rule that cuts, whose scores are masses."""
+    """Grid [tiles, lines]. scratch: see `line_scratch`; blocks only of rows that are drawn."""
     BLOCKS: tl.constexpr = TILE // 64
     tile, line = tl.program_id(0), tl.program_id(1)
     ids = tile * TILE + tl.arange(0, TILE)
+    peaks_out, tokens_out, masses_out, block_peaks_out, _, _ = line_scratch(
+        scratch_ptr, line, TILES, TILES * BLOCKS, LISTED
+    )
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    key, top_k, top_p, min_p, inverse = line_state(
+    _, top_k, top_p, min_p, inverse = line_state(
         rows_ptr, offsets_ptr, table_ptr, line, COLUMNS, OFFSETS
-    )
-    scores_out, peaks_out, tokens_out, blocks_out, block_peaks_out, _, _ = line_scratch(
-        scratch_ptr, line, TILES, TILES * BLOCKS, CAPACITY
     )
     start = logits_ptr + line.to(tl.int64) * STRIDE
     read = tl.load(start + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
@@ -107,18 +104,11 @@ def scan(
     if inverse > 0:
         zero = tl.where((peak > float("-inf")) & (peak < float("inf")), peak, 0.0)
         weights = tl.reshape(weights_of(values, zero, inverse), (BLOCKS, 64))
-        masses = tl.sum(weights, axis=1).to(tl.float64)
         blocks = tile * BLOCKS + tl.arange(0, BLOCKS)
+        tl.store(masses_out + blocks, tl.sum(weights, axis=1))
         if (top_k > 0) | (top_p < 1.0) | (min_p > 0.0):
             block_peaks = tl.max(tl.reshape(values, (BLOCKS, 64)), axis=1)
             tl.store(block_peaks_out + blocks, block_peaks)
-            tl.store(scores_out + tile, tl.sum(masses, axis=0))
-        else:
-            scores = masses / exponential(key, blocks.to(tl.int64) + (1 << 40))
-            best = tl.max(scores, axis=0)
-            winner = tl.min(tl.where(scores == best, blocks, 1 << 30), axis=0)
-            tl.store(scores_out + tile, best)
-            tl.store(blocks_out + tile, winner)
 
 
 @triton.jit
@@ -131,23 +121,21 @@ def pick(
     drawn_ptr,
     STRIDE: tl.constexpr,
     VOCAB: tl.constexpr,
-    NUM_TILES: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
     TILES_HELD: tl.constexpr,
-    BLOCKS_HELD: tl.constexpr,
-    CAPACITY: tl.constexpr,
+    LISTED: tl.constexpr,
     COLUMNS: tl.constexpr,
     OFFSETS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [lines]. drawn: int64, see `Drawn`. *_HELD are powers of two that are large enough."""
+    """Grid [lines]. drawn: int64, see `Drawn`. TILES_HELD is the power of two from TILES on."""
     line, num_lines = tl.program_id(0), tl.num_programs(0)
-    NUM_BLOCKS: tl.constexpr = NUM_TILES * (TILE // 64)
+    BLOCKS: tl.constexpr = TILE // 64
+    NUM_BLOCKS: tl.constexpr = TILES * BLOCKS
     tiles = tl.arange(0, TILES_HELD)
-    held = tiles < NUM_TILES
-    scores_in, peaks_in, tokens_in, blocks_in, block_peaks_in, candidates, listed = line_scratch(
-        scratch_ptr, line, TILES, TILES * (TILE // 64), CAPACITY
+    peaks_in, tokens_in, masses_in, block_peaks_in, listed, candidates = line_scratch(
+        scratch_ptr, line, TILES, NUM_BLOCKS, LISTED
     )
     if PDL:
         gdc_launch_dependents()
@@ -155,7 +143,7 @@ def pick(
     key, top_k, top_p, min_p, inverse = line_state(
         rows_ptr, offsets_ptr, table_ptr, line, COLUMNS, OFFSETS
     )
-    read = tl.load(peaks_in + tiles, mask=held, other=float("-inf"))
+    read = tl.load(peaks_in + tiles, mask=tiles < TILES, other=float("-inf"))
     is_nan = read != read
     tile_peaks = tl.where(is_nan, float("-inf"), read)
     has_nan = tl.max(is_nan.to(tl.int32), axis=0) > 0
@@ -166,8 +154,11 @@ def pick(
     floor = float("-inf")
     if (inverse > 0) & is_finite:
         start = logits_ptr + line.to(tl.int64) * STRIDE
-        scales = tl.exp((tile_peaks - peak).to(tl.float64) * inverse)
-        scores = tl.load(scores_in + tiles, mask=held, other=0.0) * scales
+        blocks = tl.arange(0, TILES_HELD * BLOCKS)
+        held = blocks < NUM_BLOCKS
+        of_tile = tl.load(peaks_in + blocks // BLOCKS, mask=held, other=float("-inf"))
+        masses = tl.load(masses_in + blocks, mask=held, other=0.0).to(tl.float64)
+        masses *= weights_of(of_tile, peak, inverse).to(tl.float64)
         least = 0.0
         if (top_k > 0) | (top_p < 1.0) | (min_p > 0.0):
             block, least, floor = draw_kept(
@@ -176,7 +167,7 @@ def pick(
                 candidates,
                 listed,
                 peak,
-                tl.sum(scores, axis=0),
+                tl.sum(masses, axis=0),
                 key,
                 top_k,
                 top_p,
@@ -184,13 +175,13 @@ def pick(
                 inverse,
                 VOCAB,
                 NUM_BLOCKS,
-                BLOCKS_HELD,
-                CAPACITY,
+                TILES_HELD * BLOCKS,
+                LISTED,
             )
         else:
+            scores = masses / exponential(key, blocks.to(tl.int64) + (1 << 40))
             best = tl.max(scores, axis=0)
-            winner = tl.min(tl.where(scores == best, tiles, TILES_HELD), axis=0)
-            block = tl.load(blocks_in + winner)
+            block = tl.min(tl.where(scores == best, blocks, NUM_BLOCKS), axis=0)
         ids = block * 64 + tl.arange(0, 64)
         values = tl.load(start + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
         weights = weights_of(values, peak, inverse)
@@ -261,35 +252,15 @@ def bind() -> tuple[Sample, AcceptChain]:
         num, vocab_size = len(drawn), logits.shape[1]
         if not num:
             return
-        num_tiles = -(-vocab_size // TILE)
-        tiles = num_tiles + num_tiles % 2
-        words = tiles // 2 * 5 + tiles * (TILE // BLOCK) + LISTED // 2
-        scratch = torch.empty(num * words, dtype=torch.float64, device=logits.device)
-        shape = (logits.stride(0), vocab_size)
-        launch_scan(
-            (num_tiles, num, 1),
-            (logits, rows, offsets, table, scratch),
-            (),
-            (*shape, tiles, TILE, LISTED, COLUMNS, offsets is not None),
-        )
-        held = next_power_of_two(num_tiles)
-        launch_pick(
-            (num, 1, 1),
-            (logits, rows, offsets, table, scratch, drawn.memory),
-            (),
-            (
-                *shape,
-                num_tiles,
-                tiles,
-                TILE,
-                held,
-                held * (TILE // BLOCK),
-                LISTED,
-                COLUMNS,
-                offsets is not None,
-            ),
-            num_warps=8,
-        )
+        tiles = -(-vocab_size // TILE)
+        words = 2 * tiles + 3 * tiles * (TILE // BLOCK) + LISTED
+        scratch = torch.empty(num * words, dtype=torch.float32, device=logits.device)
+        read = (logits, rows, offsets, table, scratch)
+        shape = (logits.stride(0), vocab_size, tiles, TILE)
+        rest = (LISTED, COLUMNS, offsets is not None)
+        launch_scan((tiles, num, 1), read, (), (*shape, *rest))
+        held = next_power_of_two(tiles)
+        launch_pick((num, 1, 1), (*read, drawn.memory), (), (*shape, held, *rest), num_warps=16)
 
     def accept_chain(
         drawn: Drawn,

@@ -8,8 +8,9 @@ weight kept lies in an interval of such ints: that a rule is met by "all tokens 
    floor under the weight sought. For k tokens the k-th largest of the blocks' largest weights is such a
    floor. For the mass p there are two: the weight down to which the blocks' largest alone reach p, and
    (1 - p) * mass / V, as all lighter tokens together weigh less than what p leaves out.
-2. `narrow`: while too many tokens lie in the interval, a pass over the candidates tries four pivots.
-3. `gather` lists the tokens of the interval, and `settle` tries the weight of each of them at once.
+2. `narrow`: a pass tries four pivots; over the candidates while too many tokens lie in the interval,
+   then over a list of these.
+3. `gather` makes that list, and a shorter one; `settle` tries the weight of each token in it at once.
 
 Logits of a model are peaked, and few tokens are above the floor: then there is nothing to narrow.
 """
@@ -69,6 +70,27 @@ def load_weights(
 
 
 @triton.jit
+def load_some(
+    start,
+    candidates,
+    num,
+    first,
+    peak,
+    inverse,
+    VOCAB: tl.constexpr,
+    CHUNK: tl.constexpr,
+    IS_LIST: tl.constexpr,
+):
+    """Weights [CHUNK, 64] of the candidates, or IS_LIST: of the `num` that are listed at `start`."""
+    if IS_LIST:
+        places = (first + tl.arange(0, CHUNK))[:, None] * 64 + tl.arange(0, 64)[None, :]
+        return tl.load(start + places, mask=places < num, other=0.0)
+    else:
+        weights, _, _ = load_weights(start, candidates, num, first, peak, inverse, VOCAB, CHUNK)
+        return weights
+
+
+@triton.jit
 def narrow(
     start,
     candidates,
@@ -81,6 +103,7 @@ def narrow(
     inverse,
     VOCAB: tl.constexpr,
     CHUNK: tl.constexpr,
+    IS_LIST: tl.constexpr,
 ):
     """A fifth of the interval [low, high): reaching `wanted`, in number if `by_count`, else in mass, is
     still true at its lower end, and false at its upper one."""
@@ -93,8 +116,9 @@ def narrow(
     second_mass = tl.zeros((CHUNK, 64), dtype=tl.float64)
     third_mass = tl.zeros((CHUNK, 64), dtype=tl.float64)
     fourth_mass = tl.zeros((CHUNK, 64), dtype=tl.float64)
-    for first in range(0, num, CHUNK):
-        weights, _, _ = load_weights(start, candidates, num, first, peak, inverse, VOCAB, CHUNK)
+    end = (num + 63) // 64 if IS_LIST else num
+    for first in tl.range(0, end, CHUNK, num_stages=3):
+        weights = load_some(start, candidates, num, first, peak, inverse, VOCAB, CHUNK, IS_LIST)
         each = tl.where(by_count, 1.0, weights).to(tl.float64)
         first_mass += tl.where(weights >= first_least, each, 0.0)
         second_mass += tl.where(weights >= second_least, each, 0.0)
@@ -119,6 +143,7 @@ def gather(
     inverse,
     VOCAB: tl.constexpr,
     CHUNK: tl.constexpr,
+    IS_LIST: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
     """Lists the weights in [low, high), as many as fit. Returns how many there are, and of those above
@@ -128,16 +153,19 @@ def gather(
     mass_above = tl.zeros((CHUNK, 64), dtype=tl.float64)
     num_listed = 0
     tl.debug_barrier()  # the list's last readers are done
-    for first in range(0, num, CHUNK):
-        weights, _, _ = load_weights(start, candidates, num, first, peak, inverse, VOCAB, CHUNK)
+    end = (num + 63) // 64 if IS_LIST else num
+    for first in tl.range(0, end, CHUNK, num_stages=3):
+        weights = load_some(start, candidates, num, first, peak, inverse, VOCAB, CHUNK, IS_LIST)
         is_above = weights >= most
         num_above += is_above.to(tl.int32)
         mass_above += tl.where(is_above, weights, 0.0).to(tl.float64)
-        flat = tl.reshape(weights, (CHUNK * 64,))
-        is_listed = (flat >= least) & (flat < most) & (flat > 0.0)
-        ranks = num_listed + tl.cumsum(is_listed.to(tl.int32), axis=0) - 1
-        tl.store(listed + ranks, flat, mask=is_listed & (ranks < CAPACITY))
-        num_listed += tl.sum(is_listed.to(tl.int32), axis=0)
+        is_listed = ((weights >= least) & (weights < most) & (weights > 0.0)).to(tl.int32)
+        in_block = tl.cumsum(is_listed, axis=1)
+        of_block = tl.sum(is_listed, axis=1)
+        before = num_listed + tl.cumsum(of_block, axis=0) - of_block
+        ranks = before[:, None] + in_block - 1
+        tl.store(listed + ranks, weights, mask=(is_listed > 0) & (ranks < CAPACITY))
+        num_listed += tl.sum(of_block, axis=0)
     tl.debug_barrier()
     return num_listed, tl.sum(num_above), tl.sum(mass_above)
 
@@ -178,32 +206,57 @@ def least_kept(
     inverse,
     VOCAB: tl.constexpr,
     CHUNK: tl.constexpr,
-    CAPACITY: tl.constexpr,
+    LISTED: tl.constexpr,
 ):
     """The largest weight for which the candidates of at least it reach `wanted`, in number or in mass;
     that of the bits `low` if none above does. And the mass of these candidates."""
+    SHORT: tl.constexpr = 512
+    LONG: tl.constexpr = LISTED - SHORT
     high = tl.full((), 0x3F800001, tl.int64)  # one bit above 1.0
-    is_wide = num > 4 * CHUNK
-    num_listed = CAPACITY + 1
+    is_wide = num > LONG // 64
+    num_long = LONG + 1
     num_above = 0
     mass_above = tl.full((), 0.0, tl.float64)
-    while (num_listed > CAPACITY) & (high - low > 1):
+    while (num_long > LONG) & (high - low > 1):
         if is_wide:
             for _ in range(2):
                 low, high = narrow(
-                    start, candidates, num, low, high, wanted, by_count, peak, inverse, VOCAB, CHUNK
-                )
-        num_listed, num_above, mass_above = gather(
-            start, candidates, listed, num, low, high, peak, inverse, VOCAB, CHUNK, CAPACITY
+                    start, candidates, num, low, high, wanted, by_count,
+                    peak, inverse, VOCAB, CHUNK, False,
+                )  # fmt: skip
+        num_long, num_above, mass_above = gather(
+            start, candidates, listed, num, low, high, peak, inverse, VOCAB, CHUNK, False, LONG
         )
         is_wide = num > 0
-    if num_listed > CAPACITY:  # so many of one weight
+    if num_long > LONG:  # so many of one weight
         least = as_weight(low)
-        mass = mass_above + num_listed.to(tl.float64) * least.to(tl.float64)
+        mass = mass_above + num_long.to(tl.float64) * least.to(tl.float64)
     else:
-        least, mass = settle(
-            listed, num_listed, low, wanted, by_count, num_above, mass_above, CAPACITY
-        )
+        num_short = num_long
+        short = listed
+        if num_long > SHORT:
+            short = listed + LONG
+            above = tl.where(by_count, num_above.to(tl.float64), mass_above)
+            more_above = 0
+            more_mass = tl.full((), 0.0, tl.float64)
+            while (num_short > SHORT) & (high - low > 1):
+                low, high = narrow(
+                    listed, candidates, num_long, low, high, wanted - above, by_count,
+                    peak, inverse, VOCAB, CHUNK, True,
+                )  # fmt: skip
+                num_short, more_above, more_mass = gather(
+                    listed, candidates, short, num_long, low, high,
+                    peak, inverse, VOCAB, CHUNK, True, SHORT,
+                )  # fmt: skip
+            num_above += more_above
+            mass_above += more_mass
+        if num_short > SHORT:
+            least = as_weight(low)
+            mass = mass_above + num_short.to(tl.float64) * least.to(tl.float64)
+        else:
+            least, mass = settle(
+                short, num_short, low, wanted, by_count, num_above, mass_above, SHORT
+            )
     return least, mass
 
 
@@ -238,10 +291,10 @@ def draw_kept(
     VOCAB: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
     BLOCKS_HELD: tl.constexpr,
-    CAPACITY: tl.constexpr,
+    LISTED: tl.constexpr,
 ):
     """The block that wins the race among the tokens that the rules keep, the least weight kept, and the
-    least logit kept. Scratch: `candidates` [NUM_BLOCKS] int32, `listed` [CAPACITY] float32."""
+    least logit kept. Scratch: `candidates` [NUM_BLOCKS] int32, `listed` [LISTED] float32."""
     CHUNK: tl.constexpr = 32
     places = tl.arange(0, BLOCKS_HELD)
     held = places < NUM_BLOCKS
@@ -283,14 +336,14 @@ def draw_kept(
                 inverse,
                 VOCAB,
                 CHUNK,
-                CAPACITY,
+                LISTED,
             )
     least = tl.maximum(least, lightest)
 
     best = tl.full((CHUNK,), -1.0, tl.float64)
     winners = tl.zeros((CHUNK,), dtype=tl.int32)
     lowest_logits = tl.full((CHUNK,), float("inf"), tl.float32)
-    for first in range(0, num, CHUNK):
+    for first in tl.range(0, num, CHUNK, num_stages=3):
         weights, logits, blocks = load_weights(
             start, candidates, num, first, peak, inverse, VOCAB, CHUNK
         )

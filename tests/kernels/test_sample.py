@@ -76,6 +76,16 @@ def test_every_rule_draws_what_the_reference_draws(vocab: int, scale: float) -> 
     both((logits * 2).round(), rows, table)  # full of ties
 
 
+def test_flat_lines_whose_candidates_do_not_fit_the_list() -> None:
+    rng = random.Random(12)
+    torch.manual_seed(13)
+    rules = [{"top_p": 0.9}, {"top_k": 9000, "top_p": 0.5}, {"top_k": 19000}]
+    table = torch.tensor([row(rng, **each) for each in rules])
+    logits = torch.randn(3, 20001) * 0.3
+    both(logits, torch.arange(3).int(), table)
+    both((logits * 2).round(), torch.arange(3).int(), table)  # more of one weight than fit
+
+
 @pytest.mark.parametrize("temperature", [0.01, 3.0])
 def test_temperatures_and_bfloat16(temperature: float) -> None:
     rng = random.Random(1)
