@@ -18,7 +18,7 @@ from srt.launch.parts import build_worker, scheduler_settings
 from srt.launch.prepare import prepare
 from srt.protocols.worker import Idler, Worker
 from srt.scheduler.budget import Settings
-from srt.verify.driver import Driver, Outcome
+from srt.verify.driver import Driver, Outcome, Outcomes
 from srt.wire.messages import Work
 from srt.wire.params import SamplingParams, TextOptions, TokenLogprobs
 
@@ -29,19 +29,36 @@ GRAPHS = ("--cuda-graph-sizes", "1", "2", "4", "8")
 EAGER = ("--cuda-graph-sizes", "0")
 
 
+class OnStream(Driver):
+    """A worker launches on the stream that was current when it was built. A process that serves has one
+    worker; a test has several, and each run goes back to its own one's stream."""
+
+    def __init__(
+        self, worker: Worker, settings: Settings, stream: torch.cuda.Stream | None
+    ) -> None:
+        super().__init__(worker, settings)
+        self._stream = stream
+
+    def run(self, *waves: Sequence[Work]) -> Outcomes:
+        with torch.cuda.stream(self._stream):
+            return super().run(*waves)
+
+
 @dataclass(frozen=True, slots=True)
 class Built:
     """One set of weights, and as many schedulers over it as a test asks for."""
 
     worker: Worker
     settings: Settings  # without a prefix cache, without overlap
+    stream: torch.cuda.Stream | None
 
     def run(self, *waves: Sequence[Work], **changes: object) -> dict[int, Outcome]:
         """Answers by uid, from an engine whose cache is empty. `changes`: fields of its settings."""
         return self.driver(**changes).run(*waves)
 
     def driver(self, **changes: object) -> Driver:
-        return Driver(self.worker, replace(self.settings, **changes))  # type: ignore[arg-type]
+        settings = replace(self.settings, **changes)  # type: ignore[arg-type]
+        return OnStream(self.worker, settings, self.stream)
 
 
 @contextmanager
@@ -59,7 +76,7 @@ def build(model: Path, cache: str, *flags: str, device: str = DEVICE) -> Iterato
     try:
         while isinstance(worker, Idler) and worker.idle():
             pass
-        yield Built(worker, settings)
+        yield Built(worker, settings, torch.cuda.current_stream() if device == "cuda" else None)
     finally:
         worker.close()
         del worker
