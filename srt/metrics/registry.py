@@ -70,9 +70,9 @@ class Registry:
         """Counts a value in a histogram. A clock that steps back counts as 0."""
         self._count(name, labels, value, 1)
 
-    def observe_all(self, name: str, counts: Mapping[float, int]) -> None:
+    def observe_all(self, name: str, counts: Iterable[tuple[float, int]]) -> None:
         """Counts values in a histogram without labels, each so many times."""
-        for value, count in counts.items():
+        for value, count in counts:
             self._count(name, (), value, count)
 
     def observe_each(self, name: str, values: Mapping[str, float]) -> None:

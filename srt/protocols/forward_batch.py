@@ -120,6 +120,17 @@ class SliceResult(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     num_deep: int = 0  # how many of them could have been right together: less than all in a tree
     kept: list[int] = []  # which of the guesses were right, by index
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is a token and nothing else."""
+        return (
+            len(self.tokens) == 1
+            and self.logprobs is None
+            and self.prompt_logprobs is None
+            and self.error is None
+            and self.num_drafted == 0
+        )
+
 
 class StepResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Results in the order of the batch's slices, and seconds for the step's profile.
@@ -148,8 +159,7 @@ def shorten(slices: list[Slice], results: list[SliceResult]) -> list[int]:
     """The longest `StepResult.plain` for these results; what it covers is to be left out of `slices`."""
     plain: list[int] = []
     for piece, got in zip(slices, results, strict=True):
-        is_plain = piece.tokens is None and len(got.tokens) == 1 and got.num_drafted == 0
-        if not is_plain or got.logprobs is not None or got.error is not None:
+        if piece.tokens is not None or not got.is_plain:
             break
         plain.append(got.tokens[0])
     return plain

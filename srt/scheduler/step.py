@@ -115,27 +115,29 @@ class Receiving:
         plan, num_plain = flight.plan, len(result.plain)
         assert num_plain <= plan.num_decodes, "a prompt's result has no short form"
         assert num_plain + len(result.slices) == len(plan.slices), "one result for each slice"
-        if num_plain:
-            self._receive_plain(plan.requests, result.plain, now)
-        whose, slices = plan.requests[num_plain:], plan.slices[num_plain:]
-        for request, piece, got in zip(whose, slices, result.slices, strict=True):
-            request.in_flight -= piece.sample
-            if request.state is FINISHED:
-                continue
-            if got.error is not None:
-                self._finisher.finish(request, "error", now, error=_blame(got.error))
-                continue
+        requests, tokens = plan.requests[:num_plain], list(result.plain)
+        longer: list[tuple[Request, Slice, SliceResult]] = []
+        behind = slice(num_plain, None)
+        for found in zip(plan.requests[behind], plan.slices[behind], result.slices, strict=True):
+            request, piece, got = found
+            if piece.tokens is None and got.is_plain:
+                requests.append(request)
+                tokens.append(got.tokens[0])
+            else:
+                longer.append(found)
+        self._receive_plain(requests, tokens, now)
+        for request, piece, got in longer:
             self._receive_one(request, piece, got, now)
         self._weigh(flight, result, now)
 
     def _receive_plain(self, requests: list[Request], tokens: list[int], now: float) -> None:
-        """One token for each of the first requests, which decode. The loop does what every one of them
+        """One token for each of these requests, which decode. The loop does what every one of them
         needs; the few that may end here come after it."""
         given: dict[int, int] = {}
         served: dict[str, int] = {}
-        gaps: dict[float, int] = {}  # by how long the token before it is ago: how many
+        gaps: dict[float, int] = {}  # by the time of the token before it: how many
         marked: list[tuple[Request, int]] = []
-        for request, token in zip(requests, tokens, strict=False):
+        for request, token in zip(requests, tokens, strict=True):
             request.in_flight -= 1
             if request.state is FINISHED:
                 continue
@@ -152,14 +154,22 @@ class Receiving:
             is_last = len(text) >= request.limit or token in request.stop_ids
             if is_last or request.allowed is not None:
                 marked.append((request, token))
+        if not given:
+            return
         self._outbox.put_tokens(given)
         for tenant, num in served.items():
             self._shares.charge(tenant, num)
-        self._count_gaps({now - before: num for before, num in gaps.items()}, sum(gaps.values()))
+        self._count_gaps([(now - before, num) for before, num in gaps.items()], sum(gaps.values()))
         for request, token in marked:
             self._settle(request, [token], ending(request, token), now)
 
     def _receive_one(self, request: Request, piece: Slice, got: SliceResult, now: float) -> None:
+        request.in_flight -= piece.sample
+        if request.state is FINISHED:
+            return
+        if got.error is not None:
+            self._finisher.finish(request, "error", now, error=_blame(got.error))
+            return
         end = piece.start + piece.length
         assert request.lease is not None
         request.lease.commit(end)
@@ -269,14 +279,15 @@ class Receiving:
             admitted = request.arrived if request.admitted is None else request.admitted
             self._metrics.observe("prefill_seconds", now - admitted)
         else:
-            self._count_gaps({now - before: 1}, num)
+            self._count_gaps([(now - before, 1)], num)
 
-    def _count_gaps(self, gaps: dict[float, int], num_tokens: int) -> None:
-        """`num_tokens` came; by seconds since the one before, how many requests waited so long."""
+    def _count_gaps(self, gaps: list[tuple[float, int]], num_tokens: int) -> None:
+        """`num_tokens` came; `gaps`: seconds since the one before, and how many requests waited so
+        long."""
         self._metrics.add("generation_tokens_total", num_tokens)
         self._metrics.observe_all("itl_seconds", gaps)
         if self._promise.limit is not None:
-            broken = sum(num for gap, num in gaps.items() if self._promise.is_broken(gap))
+            broken = sum(num for gap, num in gaps if self._promise.is_broken(gap))
             self._metrics.add("itl_broken_total", broken)
 
 
