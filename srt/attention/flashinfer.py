@@ -1,7 +1,8 @@
 """Attention by FlashInfer's wrappers: long slices by its prefill (FA3 on Hopper), decodes by its
 tensor-core decode. No windows, caps, trees or narrow caches: the capability table says so.
 
-Many queries on not many more keys are faster with these side by side, even with the copy that takes.
+It is faster on keys that lie side by side: those of a step that begins its rows do, fresh from the
+rotation; for many queries on not many more keys it is worth a copy.
 
 A wrapper's plan wants what only `forward` knows (heads, scale), so it is made in the first forward after
 `plan`. A plan leaves by an asynchronous copy out of pinned memory of the wrapper, so a wrapper plans
@@ -15,7 +16,14 @@ from typing import Any
 
 import torch
 
-from srt.attention.flashinfer_plan import KeysForm, Planned, Shape, plan_decode, plan_prefill
+from srt.attention.flashinfer_plan import (
+    KeysForm,
+    Planned,
+    Shape,
+    list_slots,
+    plan_decode,
+    plan_prefill,
+)
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
@@ -43,6 +51,7 @@ class FlashInferAttention:
     name = "flashinfer"
 
     def __init__(self, *, gathers: bool = True) -> None:
+        self.wants_new = False
         self._may_gather = gathers
         self._gather: Any = None
         self._workspace: torch.Tensor | None = None
@@ -53,6 +62,7 @@ class FlashInferAttention:
         self._shape: Shape | None = None  # what this step is planned for, if it is
         self._prefill: Planned | None = None
         self._decode: Planned | None = None
+        self._form: KeysForm = "paged"
         self._gathered: Gathered | None = None
         self._pool: KVPool | None = None
         self._pages: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the planes, page by page
@@ -61,11 +71,13 @@ class FlashInferAttention:
         self._open(batch.page_table.device)
         self._batch, self._is_recording, self._shape = batch, False, None
         self._prefill = self._decode = None
+        rest = batch.starts_host[batch.num_decode :]
+        self.wants_new = bool(rest) and not any(rest)  # what it attends to is what is new
 
     def capture(self, batch: AttentionBatch) -> None:
         """The first forward from here on plans, so it must run before the recording begins."""
         self.plan(batch)
-        self._is_recording = True
+        self._is_recording, self.wants_new = True, False
         size = len(batch.rows_host)
         if size not in self._recorded:
             self._recorded[size] = Planned(self._new_decode(batch, size))
@@ -84,14 +96,17 @@ class FlashInferAttention:
         scale: float,
         window: int | None,
         cap: float | None = None,
+        new: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         batch = self._batch
         assert batch is not None, "forward before plan"
         assert window is None and cap is None and batch.bases is None, (
             "the capability table says so"
         )
-        if self._shape is None or self._shape.scale != scale or self._shape.heads != q.shape[1]:
-            self._prepare(batch, _shape_of(q, pool.keys(layer), batch.page_size, scale))
+        shape = self._shape
+        if shape is None or shape.scale != scale or shape.heads != q.shape[1]:
+            shape = _shape_of(q, pool.keys(layer), batch.page_size, scale)
+            self._prepare(batch, shape, has_new=new is not None and self.wants_new)
         count = batch.num_decode
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if self._decode is not None:
@@ -99,18 +114,27 @@ class FlashInferAttention:
             self._decode.wrapper.run(q[:count], planes, out=out[:count])
         if self._prefill is None:
             return out
-        if count:
-            q, rest = q[count:], out[count:]
-        else:
-            rest = out
-        gathered = self._gathered
-        if gathered is None:
+        q, rest = (q[count:], out[count:]) if count else (q, out)
+        if self._form == "paged":
             self._prefill.wrapper.run(q, self._planes(layer, pool), out=rest)
         else:
-            keys = gathered.k, gathered.v
-            self._gather(pool.keys(layer), pool.values(layer), gathered.slots, *keys)
-            self._prefill.wrapper.run(q, *keys, out=rest)
+            self._prefill.wrapper.run(q, *self._side_by_side(layer, pool, new, count), out=rest)
         return out
+
+    def _side_by_side(
+        self,
+        layer: int,
+        pool: KVPool,
+        new: tuple[torch.Tensor, torch.Tensor] | None,
+        count: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values of the slices that are no decodes."""
+        gathered = self._gathered
+        if gathered is None:
+            assert new is not None, "the layers before brought theirs"
+            return (new[0][count:], new[1][count:]) if count else new
+        self._gather(pool.keys(layer), pool.values(layer), gathered.slots, gathered.k, gathered.v)
+        return gathered.k, gathered.v
 
     def _planes(self, layer: int, pool: KVPool) -> tuple[torch.Tensor, torch.Tensor]:
         if pool is not self._pool:
@@ -121,7 +145,7 @@ class FlashInferAttention:
             self._pages[layer] = k.view(paged), v.view(paged)
         return self._pages[layer]
 
-    def _prepare(self, batch: AttentionBatch, shape: Shape) -> None:
+    def _prepare(self, batch: AttentionBatch, shape: Shape, *, has_new: bool) -> None:
         self._shape = shape
         count = batch.num_decode
         if self._is_recording:
@@ -133,10 +157,14 @@ class FlashInferAttention:
             self._decode = self._turn("decode")
             plan_decode(self._decode, shape, batch)
         if len(batch.rows_host) > count:
-            form: KeysForm = "ragged" if self._is_worth_gathering(batch) else "paged"
-            self._prefill = self._turn(form)
-            slots = plan_prefill(self._prefill, shape, batch, form)
-            self._gathered = None if slots is None else self._room(slots, shape)
+            is_gathered = not has_new and self._is_worth_gathering(batch)
+            self._form = "ragged" if has_new or is_gathered else "paged"
+            self._prefill = self._turn(self._form)
+            ends = plan_prefill(self._prefill, shape, batch, self._form)
+            self._gathered = None
+            if is_gathered:
+                slots = list_slots(batch, slice(count, None), ends)
+                self._gathered = self._room(slots, shape)
 
     def _is_worth_gathering(self, batch: AttentionBatch) -> bool:
         if self._gather is None:

@@ -59,10 +59,8 @@ def plan_decode(planned: Planned, shape: Shape, batch: AttentionBatch) -> None:
     planned.plan(shape, *list_pages(batch, pieces, ends), *heads, shape.page_size)
 
 
-def plan_prefill(
-    planned: Planned, shape: Shape, batch: AttentionBatch, form: KeysForm
-) -> torch.Tensor | None:
-    """Plans all slices that are no decodes. With ragged keys returns their slots, [keys] int64."""
+def plan_prefill(planned: Planned, shape: Shape, batch: AttentionBatch, form: KeysForm) -> Ints:
+    """Plans all slices that are no decodes. Returns how many keys each has, [S] int32."""
     pieces = slice(batch.num_decode, None)
     lengths = np.array(batch.lengths_host[pieces], dtype=np.int32)
     ends = np.array(batch.starts_host[pieces], dtype=np.int32) + lengths
@@ -71,9 +69,9 @@ def plan_prefill(
     if form == "paged":
         pages = list_pages(batch, pieces, ends)
         planned.plan(shape, queries, *pages, *heads, shape.page_size, causal=True)
-        return None
-    planned.plan(shape, queries, torch.from_numpy(running(ends)), *heads, causal=True)
-    return list_slots(batch, pieces, ends)
+    else:
+        planned.plan(shape, queries, torch.from_numpy(running(ends)), *heads, causal=True)
+    return ends
 
 
 def list_pages(

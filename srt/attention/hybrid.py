@@ -27,6 +27,7 @@ class HybridAttention:
         has_tree: bool = True,
     ) -> None:
         self.name = f"{prefill.name}+{decode.name}"
+        self.wants_new = False
         self.prefill = prefill
         self.decode = decode
         self._short = short
@@ -37,6 +38,7 @@ class HybridAttention:
     def plan(self, batch: AttentionBatch) -> None:
         count = self._count(batch)
         self._has_prefill = len(batch.rows_host) > count
+        self.wants_new = False
         if not self._has_prefill:
             self.decode.plan(batch)
             return
@@ -46,9 +48,10 @@ class HybridAttention:
         else:
             self.decode.plan(_cut(batch, slice(0, count), slice(0, tokens), batch.num_decode))
             self.prefill.plan(_cut(batch, slice(count, None), slice(tokens, None), 0))
+        self.wants_new = self.prefill.wants_new
 
     def capture(self, batch: AttentionBatch) -> None:
-        self._has_prefill = False
+        self._has_prefill = self.wants_new = False
         self.decode.capture(batch)
 
     def replay(self, batch: AttentionBatch) -> None:
@@ -63,14 +66,21 @@ class HybridAttention:
         scale: float,
         window: int | None,
         cap: float | None = None,
+        new: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         tokens = self._num_short
         if not self._has_prefill:
             return self.decode.forward(q, layer, pool, scale=scale, window=window, cap=cap)
         if tokens == 0:
-            return self.prefill.forward(q, layer, pool, scale=scale, window=window, cap=cap)
+            return self.prefill.forward(
+                q, layer, pool, scale=scale, window=window, cap=cap, new=new
+            )
         short = self.decode.forward(q[:tokens], layer, pool, scale=scale, window=window, cap=cap)
-        rest = self.prefill.forward(q[tokens:], layer, pool, scale=scale, window=window, cap=cap)
+        if new is not None:
+            new = new[0][tokens:], new[1][tokens:]
+        rest = self.prefill.forward(
+            q[tokens:], layer, pool, scale=scale, window=window, cap=cap, new=new
+        )
         return torch.cat((short, rest))
 
     def _count(self, batch: AttentionBatch) -> int:

@@ -13,6 +13,7 @@ class NativeAttention:
     """Needs no plan of its own: the kernel walks the page table."""
 
     name = "native"
+    wants_new = False
 
     def __init__(self, paged_attention: PagedAttention) -> None:
         self._paged_attention = paged_attention
@@ -37,6 +38,7 @@ class NativeAttention:
         scale: float,
         window: int | None,
         cap: float | None = None,
+        new: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         assert cap is None, "the capability table says so"
         batch = self._batch

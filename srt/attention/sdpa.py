@@ -42,6 +42,7 @@ class _Piece:
 
 class SdpaAttention:
     name = "sdpa"
+    wants_new = False
 
     def __init__(self) -> None:
         self._pieces: list[_Piece] = []
@@ -68,6 +69,7 @@ class SdpaAttention:
         scale: float,
         window: int | None,
         cap: float | None = None,
+        new: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         assert cap is None, "the capability table says so"
         keys, values = pool.keys(layer), pool.values(layer)

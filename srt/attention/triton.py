@@ -40,6 +40,7 @@ class TritonAttention:
     depend on its own row only."""
 
     name = "triton"
+    wants_new = False
 
     def __init__(self, *, deterministic: bool = False) -> None:
         self._deterministic = deterministic
@@ -71,6 +72,7 @@ class TritonAttention:
         scale: float,
         window: int | None,
         cap: float | None = None,
+        new: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         attention, batch = self._attention, self._batch
         assert attention is not None and batch is not None, "forward before plan"

@@ -83,8 +83,9 @@ class DenseStack:
         for index, layer in enumerate(self.layers):
             if taps is not None:
                 taps.take(index, residual)
+            qkv = layer.qkv(x)
             q = ops.rope_write_kv(
-                layer.qkv(x),
+                qkv,
                 batch.positions,
                 self.cos_sin,
                 batch.slots,
@@ -98,8 +99,10 @@ class DenseStack:
                 eps,
                 pool.k_scale(index),
                 pool.v_scale(index),
+                attention.wants_new,
             )
-            x = attention.forward(q, index, pool, scale=self.scale, window=layer.window)
+            new = self._new_keys(qkv) if attention.wants_new else None
+            x = attention.forward(q, index, pool, scale=self.scale, window=layer.window, new=new)
             x = x.reshape(-1, arch.q_size)
             if index == early and keep is not None:  # nothing below mixes tokens any more
                 x, residual = x[keep], residual[keep]
@@ -112,6 +115,13 @@ class DenseStack:
         if taps is not None:
             taps.take(arch.num_layers, x)
         return x if early == last or keep is None else x[keep]
+
+    def _new_keys(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """This step's K, rotated in place, and V, [T, kv_heads, head_dim] each."""
+        arch = self.arch
+        heads = qkv.view(len(qkv), -1, arch.head_dim)
+        first = arch.num_heads + arch.num_kv_heads
+        return heads[:, arch.num_heads : first], heads[:, first:]
 
 
 class DenseDecoder:

@@ -41,7 +41,9 @@ class AttentionBatch:
 
 
 class Attention(Protocol):
-    """What a layer calls."""
+    """What a layer calls. `wants_new`: `forward` of this step makes use of `new`."""
+
+    wants_new: bool
 
     def forward(
         self,
@@ -52,10 +54,12 @@ class Attention(Protocol):
         scale: float,
         window: int | None,
         cap: float | None = None,
+        new: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """q: [T, q_heads, head_dim]; this step's K and V are already in the pool. Returns
         [T, q_heads, head_dim]. Causal; `window` limits how far back a token sees, itself included.
-        `cap`: a score s becomes cap * tanh(s / cap)."""
+        `cap`: a score s becomes cap * tanh(s / cap). `new`: this step's K and V once more, as they are
+        in the pool, [T, kv_heads, head_dim] each, rows any stride apart."""
         ...
 
 

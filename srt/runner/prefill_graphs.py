@@ -45,6 +45,8 @@ class PausedAttention:
     """An attention backend for a forward pass that is being recorded: queries and results pass through
     two static tensors, and the backend itself runs while the recording pauses."""
 
+    wants_new = False  # they would have to pass through static tensors too
+
     def __init__(self, backend: AttentionBackend, queries: torch.Tensor) -> None:
         self.name = backend.name
         self.num_tokens = 0  # of the step that is played; 0: there is nothing to attend
@@ -62,6 +64,7 @@ class PausedAttention:
         scale: float,
         window: int | None,
         cap: float | None = None,
+        new: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         assert self.pause is not None
         self._queries[: len(q)].copy_(q)

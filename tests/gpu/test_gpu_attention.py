@@ -55,14 +55,14 @@ class Made:
 
 def make(
     cut: tuple[list[int], list[int]],
-    *,
     heads: int = 32,
     kv_heads: int = 8,
     dim: int = 128,
     page_size: int = 16,
     dtype: torch.dtype = BF16,
+    unowned: float = 100.0,
 ) -> Made:
-    """Slots that no row owns hold NaN."""
+    """Slots that no row owns hold `unowned`."""
     torch.manual_seed(0)
     starts, lengths = cut
     count = len(starts)
@@ -81,7 +81,7 @@ def make(
     table = order.view(count, pages).to(I32).cuda()
     rows = list(reversed(range(count)))
     for plane in (pool.keys(0), pool.values(0)):
-        plane.fill_(float("nan"))
+        plane.fill_(unowned)
         for row, start, length in zip(rows, starts, lengths, strict=True):
             values = torch.randn(start + length, kv_heads, dim, device="cuda")
             slots = slots_of(table, row, start + length, page_size)
@@ -169,6 +169,31 @@ def test_gathered_keys_are_close_to_float32(cut: tuple[list[int], list[int]]) ->
         close(made.run(backend(name)), exact(made))
 
 
+@pytest.mark.parametrize("name", ["flashinfer", "both"])
+def test_new_keys_are_read_where_they_are(name: str) -> None:
+    """Beside q in one tensor, rows far apart; the pool's are not looked at."""
+    made = make(([50, 0, 0], [1, 300, 77]))
+    wanted = exact(made)
+    batch, pool = made.batch, made.pool
+    qkv = torch.zeros(len(made.q), 32 + 8 + 8, 128, dtype=BF16, device="cuda")
+    first = 0
+    for row, start, length in zip(
+        batch.rows_host, batch.starts_host, batch.lengths_host, strict=True
+    ):
+        slots = slots_of(batch.page_table, row, start + length, batch.page_size)[start:]
+        qkv[first : first + length, 32:40] = pool.keys(0)[slots]
+        qkv[first : first + length, 40:] = pool.values(0)[slots]
+        if length > 1:
+            pool.keys(0)[slots] = float("nan")
+        first += length
+    subject = backend(name)
+    subject.plan(batch)
+    assert subject.wants_new
+    new = qkv[:, 32:40], qkv[:, 40:]
+    found = subject.forward(made.q, 0, pool, scale=128**-0.5, window=None, new=new)
+    close(found, wanted)
+
+
 @pytest.mark.parametrize("dtype", [BF16, FP8])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "page_size"),
@@ -179,7 +204,8 @@ def test_triton_takes_every_shape(
     heads: int, kv_heads: int, dim: int, page_size: int, dtype: torch.dtype, window: int | None
 ) -> None:
     for cut in (DECODES, MIXED, VERIFY):
-        made = make(cut, heads=heads, kv_heads=kv_heads, dim=dim, page_size=page_size, dtype=dtype)
+        sizes = (heads, kv_heads, dim, page_size, dtype)
+        made = make(cut, *sizes, unowned=float("nan"))
         tolerance = 8e-2 if dtype == FP8 else 2e-2  # products of what the scales made larger
         found = made.run(backend("triton"), window)
         torch.testing.assert_close(found.float(), exact(made, window), rtol=2e-2, atol=tolerance)

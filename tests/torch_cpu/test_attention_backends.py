@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import pytest
@@ -341,3 +342,28 @@ def test_pages_and_slots_are_looked_up_in_the_order_of_the_rows() -> None:
         for at in range(end)
     ]
     assert slots == wanted
+
+
+def test_new_keys_reach_the_prefill_backend_that_wants_them() -> None:
+    class Wanting(SdpaAttention):
+        wants_new = True
+        got: list[torch.Tensor]
+
+        def forward(
+            self, q: torch.Tensor, *args: Any, new: Any = None, **options: Any
+        ) -> torch.Tensor:
+            self.got = [*new]
+            return super().forward(q, *args, **options)
+
+    prefill = Wanting()
+    hybrid = HybridAttention(prefill=prefill, decode=SdpaAttention())
+    batch, pool, q = make_batch(16, DECODES, PREFILLS)
+    hybrid.plan(batch)
+    assert hybrid.wants_new
+    k, v = torch.randn(2, len(q), KV_HEADS, DIM)
+    hybrid.forward(q, 0, pool, scale=0.3, window=None, new=(k, v))
+    assert torch.equal(prefill.got[0], k[len(DECODES) :])
+    assert torch.equal(prefill.got[1], v[len(DECODES) :])
+    decodes, _, _ = make_batch(16, DECODES, [])
+    hybrid.plan(decodes)
+    assert not hybrid.wants_new
