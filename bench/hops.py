@@ -18,6 +18,7 @@ import os
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -75,6 +76,10 @@ class EventCounter(asyncio.Protocol):
             self.ended.set_result(None)
 
 
+def _given(counter: EventCounter) -> EventCounter:
+    return counter
+
+
 async def over_http(url: str, streams: int, tokens: int) -> None:
     address = urlsplit(url)
     assert address.hostname is not None and address.port is not None
@@ -84,7 +89,7 @@ async def over_http(url: str, streams: int, tokens: int) -> None:
         fields = {"model": "hops", "prompt": f"stream {number}", "stream": True}
         body = json.dumps({**fields, "max_tokens": tokens, "ignore_eos": True}).encode()
         counter = EventCounter(body, address.netloc)
-        await loop.create_connection(lambda it=counter: it, address.hostname, address.port)
+        await loop.create_connection(partial(_given, counter), address.hostname, address.port)
         counters.append(counter)
     await asyncio.gather(*(counter.ended for counter in counters))
     broken = [counter.events for counter in counters if not counter.is_whole]
