@@ -71,17 +71,20 @@ def build(model: Path, cache: str, *flags: str, device: str = DEVICE) -> Iterato
     args, sources = read_namespace(parser.parse_args(words))
     boot, _ = prepare(args, sources, folder="none", cache_folder=cache)
     publish(boot.args, boot.facts, role="test", entropy=boot.entropy, sources=boot.sources)
-    worker = build_worker(boot, lambda phase, fraction: None)
-    settings = replace(scheduler_settings(), radix_cache=False, depth=0)
-    try:
+    is_gpu = device == "cuda"
+    with torch.cuda.stream(torch.cuda.default_stream() if is_gpu else None):
+        worker = build_worker(boot, lambda phase, fraction: None)
         while isinstance(worker, Idler) and worker.idle():
             pass
-        yield Built(worker, settings, torch.cuda.current_stream() if device == "cuda" else None)
+        stream = torch.cuda.current_stream() if is_gpu else None
+    settings = replace(scheduler_settings(), radix_cache=False, depth=0)
+    try:
+        yield Built(worker, settings, stream)
     finally:
         worker.close()
         del worker
         gc.collect()
-        if device == "cuda":
+        if is_gpu:
             torch.cuda.empty_cache()
 
 
