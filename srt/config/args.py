@@ -74,6 +74,7 @@ class ServerArgs:
     speculative_dspark_planner: str | None = typed(None, "spec", "which guesses of a confident draft are verified: all, those as likely as --speculative-confidence, or the likeliest of all requests", ("static", "capped", "ragged"))
     speculative_dspark_budget: int | None = typed(None, "spec", "guesses that the ragged planner verifies in one step, over all requests", least=1)
     speculative_batch_tokens: int | None = typed(None, "spec", "decode tokens in a step, guesses included, past which nobody guesses", least=1)
+    speculative_force_accept: float | None = typed(None, "spec", "for measuring only: pretend that a step puts out so many tokens in the mean; answers are nonsense", least=1)
     speculative_draft_attention_backend: str | None = typed(None, "draft", "attention of the draft; default: the target's", ("sdpa", "native", "triton", "flashinfer"))
     speculative_draft_load_format: str | None = typed(None, "draft", "how the draft's weights are stored; default: as found", ("safetensors", "gguf", "dummy"))
     speculative_draft_kv_cache_dtype: str | None = typed(None, "draft", "type of the draft's KV cache; default: what it computes in", ("bfloat16", "float16", "float32", "fp8_e4m3"))

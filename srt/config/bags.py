@@ -126,6 +126,7 @@ class SpecBag(Bag):
     speculative_dspark_planner: str
     speculative_dspark_budget: int  # 0: no limit of its own
     speculative_batch_tokens: int
+    speculative_force_accept: float  # 0: off
 
 
 class ExecBag(Bag):

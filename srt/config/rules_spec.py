@@ -16,14 +16,13 @@ from srt.config.rules_attention import Place, check_wish, lacks, place_of, propo
 from srt.config.rules_block import decide_block
 from srt.config.rules_model import ModelPlan, check_kv_dtype
 from srt.config.rules_quantization import check_quantization
+from srt.config.rules_shape import decide_force, decide_shape
 from srt.config.runner_spec import RunnerSpec
 from srt.config.trail import TrailEntry
 from srt.errors import ConfigError
 
 BATCH_TOKENS = 16
 GPU_BATCH_TOKENS = 128
-CONFIDENCE = 0.25
-MOST_IN_TREE = 61  # what a window can describe, the token before the tree included
 DRAFT_ONLY = ("attention_backend", "load_format", "kv_cache_dtype", "quantization")
 STEPPING = ("num_steps", "confidence")
 PLANNING = ("dspark_planner", "dspark_budget")
@@ -70,14 +69,15 @@ def decide_spec(
     """Raises ConfigError for a draft that cannot work, with both numbers where two do not fit."""
     algorithm = None if args.speculative_algorithm == "none" else args.speculative_algorithm
     if algorithm is None:
-        _refuse(args, (*SETTINGS, *DRAFT_SETTINGS), "nobody guesses")
+        _refuse(args, (*SETTINGS, "force_accept", *DRAFT_SETTINGS), "nobody guesses")
         decisions.decide("speculative_algorithm", None, "off unless asked for")
         decisions.decide("speculative_draft_model", None, "nobody guesses")
-        for name in SETTINGS:
+        for name in (*SETTINGS, "force_accept"):
             decisions.decide(f"speculative_{name}", OFF.get(name, 0), "nobody guesses")
         return None
     decisions.take("speculative_algorithm", algorithm)
     known = ALGORITHMS[algorithm]
+    decide_force(args, algorithm, plan.gpu is not None, decisions)
     draft = _find_draft(args, algorithm, known, facts) if known.needs_model else None
     if not known.has_steps:
         wrong = STEPPING[:1] if known.has_planner else STEPPING
@@ -93,7 +93,7 @@ def decide_spec(
         decide_block(args, algorithm, known, facts.model, draft, decisions)
     else:
         layers = draft.config.get(LAYERS_KEY) if draft is not None and known.has_layers else None
-        _decide_shape(args, algorithm, known, layers, decisions)
+        decide_shape(args, algorithm, known, layers, plan.gpu is not None, decisions)
     if not known.has_planner:
         decisions.decide("speculative_dspark_planner", "static", "every guess is verified")
         decisions.decide("speculative_dspark_budget", 0, "nothing is planned")
@@ -137,88 +137,6 @@ def _find_draft(args: ServerArgs, algorithm: str, known: Algorithm, facts: Facts
             f"{algorithm} guesses with {', '.join(sorted(known.drafts))}"
         )
     return facts.draft
-
-
-def _decide_shape(
-    args: ServerArgs, algorithm: str, known: Algorithm, layers: int | None, decisions: Decisions
-) -> None:
-    """How many guesses, how deep, how wide. `layers`: that the draft has, if each is a step."""
-    if not known.has_steps:
-        decisions.choose(
-            "speculative_num_draft_tokens",
-            args.speculative_num_draft_tokens,
-            known.guesses,
-            f"what {algorithm} does well with; each request finds its own length below it",
-        )
-        decisions.decide("speculative_lookup", False, f"{algorithm} guesses alone")
-        decisions.decide("speculative_num_steps", 0, f"{algorithm} has no steps")
-        decisions.decide("speculative_confidence", 0.0, f"{algorithm} has no steps")
-        decisions.decide("speculative_eagle_topk", 1, f"{algorithm} guesses chains")
-        return
-    topk = 1
-    if known.has_tree:
-        topk = decisions.choose(
-            "speculative_eagle_topk", args.speculative_eagle_topk, 1, "a chain costs least to draft"
-        )
-    else:
-        decisions.decide("speculative_eagle_topk", 1, f"{algorithm} guesses chains")
-    lookup = decisions.choose(
-        "speculative_lookup", args.speculative_lookup, True, "a long match costs nothing"
-    )
-    asked = args.speculative_num_draft_tokens
-    usual, why = known.guesses, f"what {algorithm} does well with"
-    if layers is not None:
-        usual, why = layers, "one for each layer that the draft has"
-    steps = decisions.choose(
-        "speculative_num_steps",
-        args.speculative_num_steps,
-        usual if topk > 1 or asked is None else min(asked, usual),
-        why,
-    )
-    if layers is not None and steps > layers:
-        raise ConfigError(
-            f"--speculative-num-steps {steps} needs as many MTP layers, and the draft has {layers} "
-            f"({LAYERS_KEY}); allowed: 1 to {layers}"
-        )
-    found = ALGORITHMS["ngram"].guesses if lookup else 0
-    most = decisions.choose(
-        "speculative_num_draft_tokens",
-        asked,
-        max(steps if topk == 1 else topk * steps, found),
-        "what a step or a lookup may find",
-    )
-    decisions.choose(
-        "speculative_confidence",
-        args.speculative_confidence,
-        CONFIDENCE if topk == 1 else 0.0,
-        "a step of the draft pays as long as its guess has such a chance"
-        if topk == 1
-        else "a tree is cut by its best tokens",
-    )
-    _check_shape(steps, topk, most)
-    if layers is not None and most != steps and not lookup:
-        raise ConfigError(
-            f"--speculative-num-draft-tokens {most} was given with {steps} MTP layers and without "
-            f"--speculative-lookup; allowed: {steps}, one token for each layer"
-        )
-
-
-def _check_shape(steps: int, topk: int, most: int) -> None:
-    if topk == 1 and most < steps:
-        raise ConfigError(
-            f"--speculative-num-draft-tokens {most} was given with --speculative-num-steps {steps}; a "
-            f"chain has a token for each step; allowed: at least {steps}"
-        )
-    if topk > 1 and most < topk * (steps - 1):
-        raise ConfigError(
-            f"--speculative-num-draft-tokens {most} leaves no room for a tree that computes "
-            f"{topk} x ({steps} - 1) tokens; allowed: at least {topk * (steps - 1)}"
-        )
-    if topk > 1 and most > MOST_IN_TREE:
-        raise ConfigError(
-            f"--speculative-num-draft-tokens {most} is more than a tree may have; allowed: at most "
-            f"{MOST_IN_TREE}"
-        )
 
 
 def _refuse(args: ServerArgs, names: Iterable[str], why: str) -> None:

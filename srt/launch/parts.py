@@ -157,9 +157,10 @@ def build_worker(boot: Boot, show: ShowPhase, group: Group = ALONE) -> Worker:
         use_kernel_caches(boot.cache_folder, boot.facts.machine)
         announce_compiles(show)
     from srt.runner.build import build_worker as build
-    from srt.spec.build import speculate
+    from srt.spec.build import speculate, speculate_on_device, stays_on_device
 
-    return build(boot.cache_folder, show, speculate, group)
+    on_device = speculate_on_device if stays_on_device() and group.size == 1 else None
+    return build(boot.cache_folder, show, speculate, group, on_device)
 
 
 def build_scripted_worker(boot: Boot) -> Worker:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 import torch
 
@@ -34,6 +34,9 @@ from srt.runner.tp_worker import TpModelWorker
 from srt.runner.warm_up import warm_up
 from srt.sampling.sampler import Sampler
 
+if TYPE_CHECKING:
+    from srt.runner.build_device import SpeculateOnDevice
+
 logger = logging.getLogger(__name__)
 
 ShowPhase = Callable[[str, float | None], None]
@@ -55,7 +58,11 @@ def build_worker(cache_folder: str, show: ShowPhase) -> TpModelWorker: ...
 
 @overload
 def build_worker(
-    cache_folder: str, show: ShowPhase, speculate: Speculate[W], group: Group = ALONE
+    cache_folder: str,
+    show: ShowPhase,
+    speculate: Speculate[W],
+    group: Group = ALONE,
+    on_device: SpeculateOnDevice | None = None,
 ) -> W: ...
 
 
@@ -64,15 +71,20 @@ def build_worker(
     show: ShowPhase,
     speculate: Speculate[Worker] = plainly,
     group: Group = ALONE,
+    on_device: SpeculateOnDevice | None = None,
 ) -> Worker:
     """Takes the context from published to sealed. `cache_folder` keeps the compiled kernels. `speculate`
-    makes the target's worker, and the draft's runners if there are any, a speculating worker. `group`:
-    whose ranks build their worker too, and share the target; a draft is whole on each. Raises
-    ConfigError for anything that was asked for and cannot be had."""
+    makes the target's worker, and the draft's runners if there are any, a speculating worker; so does
+    `on_device` on a GPU, if it is given. `group`: whose ranks build their worker too, and share the
+    target; a draft is whole on each. Raises ConfigError for anything that was asked for and cannot be
+    had."""
     context = get_context()
     context.start_loading()
-    if get_device().device == "cuda" and get_spec().speculative_algorithm is None:
-        worker: Worker = _build_device(context, cache_folder, show, group)
+    is_plain = get_spec().speculative_algorithm is None
+    if get_device().device == "cuda" and (is_plain or on_device is not None):
+        worker: Worker = _build_device(
+            context, cache_folder, show, group, None if is_plain else on_device
+        )
         context.seal()
         return worker
     thread = ThreadPoolExecutor(
@@ -100,18 +112,7 @@ def _build(
 
     runner = _load_target(context, cache_folder, show, on_thread, group)
     ops = runner.ops
-    runners = [runner]
-    for its in context.drafts:
-        show(its.label, None)
-        runners.append(
-            build_draft_tp_worker(
-                context.args,
-                runner,
-                ops=draft_ops(context, ops),
-                load=lambda draft: on_thread(lambda: draft.load(show)),
-                step=its.step,
-            )
-        )
+    runners = [runner, *_load_drafts(context, runner, show, on_thread)]
     if all(_is_all_native(each) for each in runners):
         # What is left for torch in a step is small, and its idle threads spin on the cores that the
         # kernels' own threads need: a decode step of 8 would take 17 ms instead of 12.
@@ -166,6 +167,24 @@ def _load_target(
     return runner
 
 
+def _load_drafts(
+    context: RuntimeContext, target: ModelRunner, show: ShowPhase, run: Run
+) -> list[ModelRunner]:
+    drafts = []
+    for its in context.drafts:
+        show(its.label, None)
+        drafts.append(
+            build_draft_tp_worker(
+                context.args,
+                target,
+                ops=draft_ops(context, target.ops),
+                load=lambda draft: run(lambda: draft.load(show)),
+                step=its.step,
+            )
+        )
+    return drafts
+
+
 def _allocate(context: RuntimeContext, runners: list[ModelRunner]) -> tuple[WorkerFacts, PoolSizes]:
     """Pools of the one budget for all runners, target first, then their backends."""
     target = runners[0]
@@ -209,18 +228,24 @@ def _allocate(context: RuntimeContext, runners: list[ModelRunner]) -> tuple[Work
 
 
 def _build_device(
-    context: RuntimeContext, cache_folder: str, show: ShowPhase, group: Group
+    context: RuntimeContext,
+    cache_folder: str,
+    show: ShowPhase,
+    group: Group,
+    speculate: SpeculateOnDevice | None,
 ) -> Worker:
     from srt.runner.build_device import build_device_worker  # what only a GPU needs
 
     timeline = open_timeline(_device_of(group))
     with naming_memory(context, "loading the weights"):
         runner = _load_target(context, cache_folder, show, lambda work: work(), group)
+        runners = [runner, *_load_drafts(context, runner, show, lambda work: work())]
     with naming_memory(context, "making the KV pools"):
-        facts, sizes = _allocate(context, [runner])
+        facts, sizes = _allocate(context, runners)
     with naming_memory(context, "running the first steps"):
-        worker = build_device_worker(runner, facts, timeline, show)
-    _log(runner, sizes)
+        worker = build_device_worker(runners, facts, timeline, show, speculate)
+    for each in runners:
+        _log(each, sizes)
     return worker
 
 

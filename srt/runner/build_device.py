@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from srt.protocols.worker import WorkerFacts
+from srt.protocols.worker import Worker, WorkerFacts
 from srt.runner.decode_graphs import DecodeGraphs
 from srt.runner.device_worker import DeviceWorker
 from srt.runner.model_runner import ModelRunner
@@ -17,21 +17,27 @@ from srt.sampling.device_sampler import DeviceSampler
 
 MOST_PREFILL_TOKENS = 1024  # a step of more keeps the device busy for longer than its launches take
 
+SpeculateOnDevice = Callable[[DeviceWorker, list[ModelRunner]], Worker]
+
 
 def build_device_worker(
-    runner: ModelRunner,
+    runners: list[ModelRunner],
     facts: WorkerFacts,
     timeline: Timeline,
     show: Callable[[str, float | None], None],
-) -> DeviceWorker:
-    """`runner` has its pool and backends. Everything runs on `timeline`, made in this thread."""
+    speculate: SpeculateOnDevice | None = None,
+) -> Worker:
+    """The target comes first, then drafts; all have their pools and backends. Everything runs on
+    `timeline`, made in this thread."""
+    runner = runners[0]
     staging = Staging(runner.device)
     sampler = DeviceSampler(facts.max_rows, facts.vocab_size, runner.device)
     sizes = runner.spec.graph_sizes
     decodes = DecodeGraphs(runner, timeline, staging, sizes)
     prefill_sizes = default_sizes(MOST_PREFILL_TOKENS) if sizes else ()
     prefills = PrefillCudaGraphRunner(runner, timeline, prefill_sizes)
-    worker = DeviceWorker(runner, sampler, facts, timeline, decodes, prefills, staging)
-    warm_up(worker, show=lambda done: show("warm-up", done))
-    worker.record_least(lambda done: show("graphs", done))
+    plain = DeviceWorker(runner, sampler, facts, timeline, decodes, prefills, staging)
+    worker: Worker = plain if speculate is None else speculate(plain, runners[1:])
+    warm_up(worker, guesses=speculate is not None, show=lambda done: show("warm-up", done))
+    plain.record_least(lambda done: show("graphs", done))
     return worker

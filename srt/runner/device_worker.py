@@ -119,17 +119,17 @@ class DeviceWorker:
         self.runner = runner
         self.sampler = sampler
         self._facts = facts
-        self._timeline = timeline
+        self.timeline = timeline
         self.decodes = decodes
         self.prefills = prefills
-        self._staging = staging
+        self.staging = staging
 
     @property
     def facts(self) -> WorkerFacts:
         return self._facts
 
     def close(self) -> None:
-        self._timeline.mark().wait()
+        self.timeline.mark().wait()
 
     @torch.inference_mode()
     def idle(self) -> bool:
@@ -154,7 +154,7 @@ class DeviceWorker:
     @torch.inference_mode()
     def launch(self, batch: ForwardBatch) -> DeviceTicket:
         entered = perf_counter()
-        began = self._timeline.mark()
+        began = self.timeline.mark()
         self.sampler.open(batch.setups)
         where, pages = self.runner.table.note(batch.table_writes)
         launched: Launched | None = None
@@ -164,7 +164,7 @@ class DeviceWorker:
             logits, rows = self.decodes.run(batch, where, pages)
             launched = self.sample(batch.slices, logits, rows)
         else:
-            inputs = self.runner.prepare_on(self._staging, batch, where, pages)
+            inputs = self.runner.prepare_on(self.staging, batch, where, pages)
             prepared = perf_counter()
             if self.prefills.can_run(inputs):
                 hidden = self.prefills.run(inputs)
@@ -176,8 +176,8 @@ class DeviceWorker:
                 launched = self.sample(inputs.sampling, logits, inputs.sampling_rows)
             if inputs.scoring:
                 scores = score_slices(self.runner, self.sampler, inputs.scoring, hidden[num:])
-        ended = self._timeline.mark()
-        self._staging.used(ended)
+        ended = self.timeline.mark()
+        self.staging.used(ended)
         return DeviceTicket(
             slices=batch.slices,
             launched=launched,

@@ -16,6 +16,7 @@ import torch
 
 import kernels.step_inputs
 from kernels.linear import Linear
+from kernels.linear.quantized import QuantizedWeight
 from kernels.ops import Ops
 from srt.attention.capability import Need
 from srt.attention.select import BackendPair, build_backend, select_backend
@@ -39,6 +40,7 @@ from srt.parallel.group import ALONE, Group
 from srt.protocols.attention import Attention, AttentionBackend, AttentionBatch
 from srt.protocols.forward_batch import ForwardBatch, Slice, TableWrite
 from srt.quant.methods import quantization_of
+from srt.quant.stored import KEY
 from srt.runner.attention_pair import (
     resolve_attention_backend_strs,
     resolve_draft_attention_backend,
@@ -188,6 +190,7 @@ class ModelRunner:
         [part] = next(each for each in parameters if each.name == "head").parts
         checkpoint = self._open(config, parameters)
         found = next(value for name, value in checkpoint.tensors if name == part.source)
+        assert isinstance(found, torch.Tensor), "heads are not quantized in checkpoints"
         return found.to(device=self.device, dtype=self.dtype)[token_ids]
 
     def _open(self, config: LoadConfig, parameters: list[Parameter]) -> Checkpoint:
@@ -346,10 +349,14 @@ class ModelRunner:
             decode=select_backend(wish.decode, need, fields[1], "decode"),
         )
 
-    def _pack(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    def _pack(
+        self, name: str, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None
+    ) -> Linear:
+        # What a quantized checkpoint leaves as it is stays so.
+        is_stored = self.load_format == "safetensors" and bool(self.facts.config.get(KEY))
         pack = partial(
             self.ops.pack_linear,
-            quantization=quantization_of(name, self.quantization),
+            quantization=None if is_stored else quantization_of(name, self.quantization),
             out_dtype=torch.float32 if name == "head" else None,
         )
         return pack_share(name, weight, bias, pack, self.group, self.arch.vocab_size)

@@ -8,9 +8,13 @@ from types import MappingProxyType
 from srt.config.context import get_spec
 from srt.protocols.drafter import Drafter
 from srt.protocols.worker import Worker
+from srt.runner.device_worker import DeviceWorker
 from srt.runner.model_runner import ModelRunner
 from srt.runner.tp_worker import TpModelWorker
 from srt.sampling.sampler import Sampler
+from srt.spec.chain_graphs import ChainGraphs
+from srt.spec.device_chain import DeviceChain
+from srt.spec.device_worker import ChainWorker
 from srt.spec.dflash import DflashDrafter
 from srt.spec.dspark import DsparkDrafter
 from srt.spec.eagle import EagleDrafter
@@ -106,3 +110,31 @@ def speculate(target: TpModelWorker, drafts: list[ModelRunner]) -> Worker:
     if algorithm is None:
         return target
     return SpeculativeWorker(target, ALGORITHMS[algorithm](target, drafts))
+
+
+def speculate_on_device(plain: DeviceWorker, drafts: list[ModelRunner]) -> ChainWorker:
+    """Chains of guesses that the host never sees, for what `stays_on_device` says can have them."""
+    [draft], spec = drafts, get_spec()
+    chain = DeviceChain(
+        plain.runner,
+        draft,
+        plain.sampler,
+        spec.speculative_num_steps,
+        spec.speculative_force_accept,
+    )
+    most = max(1, spec.speculative_batch_tokens // chain.width)
+    sizes = tuple(size for size in draft.spec.graph_sizes if size <= most) or (most,)
+    graphs = ChainGraphs(chain, plain.timeline, plain.staging, sizes)
+    return ChainWorker(chain, graphs, plain, plain.timeline, plain.staging)
+
+
+def stays_on_device() -> bool:
+    """Whether the published algorithm's guesses need nothing of the host: chains of a network that reads
+    features, drawn whole and looked up nowhere."""
+    spec = get_spec()
+    return (
+        spec.speculative_algorithm in ("eagle", "eagle3")
+        and spec.speculative_eagle_topk == 1
+        and not spec.speculative_lookup
+        and spec.speculative_confidence == 0
+    )

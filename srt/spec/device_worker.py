@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from srt.protocols.forward_batch import ForwardBatch, Slice, SliceResult, StepResult
 from srt.protocols.worker import WorkerFacts
-from srt.runner.device_worker import DeviceTicket, DeviceWorker, collect
+from srt.runner.device_worker import DeviceTicket, DeviceWorker, Scores, collect
 from srt.runner.inputs import StepInputs
 from srt.runner.scores import score_slices
 from srt.runner.staging import Staging
@@ -26,7 +26,6 @@ from srt.sampling.launched import Launched
 from srt.sampling.transfer import fetch
 from srt.spec.chain_graphs import ChainGraphs
 from srt.spec.device_chain import DeviceChain
-from srt.wire.params import TokenLogprobs
 
 NOT_FINITE = "the model's logits are not finite"
 
@@ -40,7 +39,7 @@ class ChainTicket:
     others: list[int]
     verified: torch.Tensor | None  # [len(guessed), W + 2] int64 on the host: tokens, count, is_bad
     launched: Launched | None
-    scores: list[list[TokenLogprobs] | str] = field(default_factory=list)
+    scores: Scores = field(default_factory=list)
     began: Mark
     ended: Mark
     launch_seconds: float
@@ -126,7 +125,8 @@ class ChainWorker:
         guessed = [index for index, piece in enumerate(slices) if self._can_guess(piece)]
         others = sorted(set(range(len(slices))) - set(guessed))
         verified = self._guess([slices[index] for index in guessed]) if guessed else None
-        launched, scores = None, []
+        launched: Launched | None = None
+        scores: Scores = []
         if others:
             launched, scores = self._compute([slices[index] for index in others])
         ended = self._timeline.mark()
@@ -162,9 +162,7 @@ class ChainWorker:
             )
         )
 
-    def _compute(
-        self, slices: list[Slice]
-    ) -> tuple[Launched | None, list[list[TokenLogprobs] | str]]:
+    def _compute(self, slices: list[Slice]) -> tuple[Launched | None, Scores]:
         """One token for each of the decodes, and the prompts; the draft takes in what it missed first,
         and then the prompts."""
         chain, target = self.chain, self.chain.target
@@ -190,7 +188,7 @@ class ChainWorker:
             logits = target.logits(hidden[:num])
             launched = self.plain.sample(inputs.sampling, logits, inputs.sampling_rows)
             self._begin(slices, inputs, launched.tokens, features)
-        scores = []
+        scores: Scores = []
         if inputs.scoring:
             scores = score_slices(target, self.plain.sampler, inputs.scoring, hidden[num:])
         self._read_prompts([piece for piece in slices if piece.tokens is not None], features)

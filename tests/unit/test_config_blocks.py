@@ -60,7 +60,7 @@ def test_the_block_says_how_many_guesses_there_are(
     assert found == {
         "speculative_algorithm": algorithm, "speculative_draft_model": "small",
         "speculative_num_steps": 0, "speculative_eagle_topk": 1, "speculative_batch_tokens": 16,
-        "speculative_dspark_budget": 0, "speculative_lookup": True,
+        "speculative_dspark_budget": 0, "speculative_force_accept": 0.0, "speculative_lookup": True,
         **{f"speculative_{name}": value for name, value in expected.items()},
     }  # fmt: skip
     fewer = decide(algorithm, speculative_num_draft_tokens=3).values["spec"]

@@ -35,7 +35,7 @@ def test_off_by_default() -> None:
         "speculative_num_draft_tokens": 0, "speculative_batch_tokens": 0,
         "speculative_num_steps": 0, "speculative_eagle_topk": 0, "speculative_confidence": 0.0,
         "speculative_lookup": False, "speculative_dspark_planner": "static",
-        "speculative_dspark_budget": 0,
+        "speculative_dspark_budget": 0, "speculative_force_accept": 0.0,
     }  # fmt: skip
     assert decide(speculative_algorithm="none").runners == resolution.runners
     assert [spec.role for spec in resolution.runners] == ["target"]
@@ -136,3 +136,10 @@ def test_a_draft_of_another_vocabulary_is_refused_with_both_numbers() -> None:
         decide(two_models(vocab_size=511), **TWO)
     with pytest.raises(ConfigError, match="a script runs no second model"):
         decide(two_models(format="script"), **TWO)
+
+
+def test_a_forced_acceptance_is_for_measuring_chains_on_a_gpu() -> None:
+    with pytest.raises(ConfigError, match="allowed with --device cuda and eagle or eagle3"):
+        decide(dummy_facts(), speculative_algorithm="ngram", speculative_force_accept=3.0)
+    with pytest.raises(ConfigError, match="force-accept"):
+        decide(dummy_facts(), speculative_force_accept=3.0)
