@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 
 from kernels.ops import Ops
 from srt.layers.parameters import Weights
@@ -141,7 +140,7 @@ class DenseDecoder:
         keep: torch.Tensor | None,
         taps: Taps | None = None,
     ) -> torch.Tensor:
-        embedded = F.embedding(token_ids, self.embedding)
+        embedded = self.stack.ops.embed(token_ids, self.embedding)
         return self.stack.forward(embedded, batch, pool, attention, keep, taps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
