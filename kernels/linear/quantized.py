@@ -8,6 +8,7 @@ W[n, k] = (q[n, k] - z[n, k // group]) s[n, k // group].
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,14 +42,28 @@ class Fp8Weight:
         values = self.values.view(torch.uint8)[rows].view(FP8)
         return replace(self, values=values, scales=self.scales[rows])
 
+    def narrow(self, dim: int, first: int, size: int) -> Fp8Weight:
+        """As of a tensor [N, K]."""
+        scales = self.scales.narrow(0, first, size) if dim == 0 else self.scales
+        return replace(self, values=self.values.narrow(dim, first, size), scales=scales)
+
+    def to(self, *, device: torch.device, dtype: torch.dtype | None) -> Fp8Weight:
+        """`dtype`: what its activations have."""
+        return Fp8Weight(
+            values=self.values.to(device), scales=self.scales.to(device), dtype=dtype or self.dtype
+        )
+
+    def contiguous(self) -> Fp8Weight:
+        return replace(self, values=self.values.contiguous(), scales=self.scales.contiguous())
+
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         return (self.values.float() * self.scales[:, None]).to(dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int4Weight:
-    """values: [N, K / 2] uint8, two of a row in each byte, see `pack_nibbles`; scales: [N, K / group] of
-    `dtype`; zeros: [N, K / group] uint8. `dtype`: of the activations."""
+    """values: [N, K / 2] uint8, two of a row in each byte, see `pack_nibbles`; scales: [N, K / group],
+    any float; zeros: [N, K / group] uint8. `dtype`: of the activations."""
 
     values: torch.Tensor
     scales: torch.Tensor
@@ -73,6 +88,38 @@ class Int4Weight:
             self, values=self.values[rows], scales=self.scales[rows], zeros=self.zeros[rows]
         )
 
+    def narrow(self, dim: int, first: int, size: int) -> Int4Weight:
+        """As of a tensor [N, K]; columns by whole units and groups."""
+        if dim == 0:
+            return self.select_rows(torch.arange(first, first + size, device=self.device))
+        check_group(first, self.group)
+        check_group(size, self.group)
+        groups = (1, first // self.group, size // self.group)
+        return replace(
+            self,
+            values=self.values.narrow(1, first // 2, size // 2),
+            scales=self.scales.narrow(*groups),
+            zeros=self.zeros.narrow(*groups),
+        )
+
+    def to(self, *, device: torch.device, dtype: torch.dtype | None) -> Int4Weight:
+        """`dtype`: what its activations have; the scales keep theirs."""
+        return replace(
+            self,
+            values=self.values.to(device),
+            scales=self.scales.to(device),
+            zeros=self.zeros.to(device),
+            dtype=dtype or self.dtype,
+        )
+
+    def contiguous(self) -> Int4Weight:
+        return replace(
+            self,
+            values=self.values.contiguous(),
+            scales=self.scales.contiguous(),
+            zeros=self.zeros.contiguous(),
+        )
+
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         steps = unpack_nibbles(self.values, self.group)
         wide = steps.view(len(steps), -1, self.group).float() - self.zeros[:, :, None]
@@ -81,6 +128,28 @@ class Int4Weight:
 
 
 QuantizedWeight = Fp8Weight | Int4Weight
+
+
+def stack_rows(parts: Sequence[torch.Tensor | QuantizedWeight]) -> torch.Tensor | QuantizedWeight:
+    """One weight of several with as many columns. Raises ValueError if they are not stored alike."""
+    if len(parts) == 1:
+        return parts[0]
+    plain = [part for part in parts if isinstance(part, torch.Tensor)]
+    fp8 = [part for part in parts if isinstance(part, Fp8Weight)]
+    int4 = [part for part in parts if isinstance(part, Int4Weight)]
+    if len(plain) == len(parts):
+        return torch.cat(plain)
+    if len(fp8) == len(parts):
+        values = torch.cat([part.values.view(torch.uint8) for part in fp8]).view(FP8)
+        return replace(fp8[0], values=values, scales=torch.cat([part.scales for part in fp8]))
+    if len(int4) == len(parts) and len({part.group for part in int4}) == 1:
+        return replace(
+            int4[0],
+            values=torch.cat([part.values for part in int4]),
+            scales=torch.cat([part.scales for part in int4]),
+            zeros=torch.cat([part.zeros for part in int4]),
+        )
+    raise ValueError("parts of one linear are not stored alike")
 
 
 def quantize_fp8(weight: torch.Tensor) -> Fp8Weight:

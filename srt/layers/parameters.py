@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from kernels.linear import Linear
+from kernels.linear.quantized import QuantizedWeight
 
 ParameterKind = Literal["tensor", "norm", "linear", "index"]
 Sharding = Literal["heads", "column", "row", "vocabulary"]
@@ -29,7 +30,7 @@ class Cut:
     first: int
     size: int
 
-    def of(self, value: torch.Tensor) -> torch.Tensor:
+    def of(self, value: torch.Tensor | QuantizedWeight) -> torch.Tensor | QuantizedWeight:
         return value.narrow(self.dim, self.first, self.size)
 
 

@@ -22,6 +22,7 @@ from dataclasses import replace
 import torch
 
 from kernels.linear import Linear
+from kernels.linear.quantized import QuantizedWeight
 from srt.layers.parameters import Cut, Parameter, Part, sharding_of
 from srt.parallel.group import Group
 
@@ -76,12 +77,12 @@ def rows_of_rank(num_rows: int, size: int) -> int:
     return -(-num_rows // size)
 
 
-Pack = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+Pack = Callable[[torch.Tensor | QuantizedWeight, torch.Tensor | None], Linear]
 
 
 def pack_share(
     name: str,
-    weight: torch.Tensor,
+    weight: torch.Tensor | QuantizedWeight,
     bias: torch.Tensor | None,
     pack: Pack,
     group: Group,
@@ -93,7 +94,7 @@ def pack_share(
     if sharding == "row":
         return RowParallel(pack(weight, bias if group.rank == 0 else None), group)
     if sharding == "vocabulary":
-        assert bias is None, name
+        assert bias is None and isinstance(weight, torch.Tensor), name
         missing = rows_of_rank(vocab_size, group.size) - weight.shape[0]
         if missing:
             weight = torch.nn.functional.pad(weight, (0, 0, 0, missing))

@@ -14,15 +14,18 @@ from srt.layers.parameters import Parameter
 from srt.loading.dummy import dummy_tensors
 from srt.loading.gguf_index import GGUFFile
 from srt.loading.gguf_weights import gguf_tensors, rope_divisors
+from srt.loading.quantized import Value, combine
 from srt.loading.safetensors_files import safetensors_tensors
+from srt.quant.stored import read_stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """`tensors`: (Hugging Face name, tensor), read as they are asked for. `rope_divisors`: [head_dim/2]
-    or None; a GGUF file stores Llama 3's rope scaling as these numbers instead of parameters."""
+    """`tensors`: (Hugging Face name, tensor or quantized weight), read as they are asked for.
+    `rope_divisors`: [head_dim/2] or None; a GGUF file stores Llama 3's rope scaling as these numbers
+    instead of parameters."""
 
-    tensors: Iterator[tuple[str, torch.Tensor]]
+    tensors: Iterator[tuple[str, Value]]
     rope_divisors: torch.Tensor | None = None
 
 
@@ -53,7 +56,14 @@ def open_checkpoint(
             rope_divisors=rope_divisors(file),
         )
     if load_format == "safetensors":
-        return Checkpoint(tensors=_without_leftovers(safetensors_tensors(path, is_foreign), wanted))
+        tensors = safetensors_tensors(path, is_foreign)
+        stored = read_stored(facts.config, str(path))
+        if stored is None:
+            return Checkpoint(tensors=_without_leftovers(tensors, wanted))
+        whole = combine(
+            tensors, stored, wanted=wanted, dtype=dtype, device=device, origin=str(path)
+        )
+        return Checkpoint(tensors=_without_leftovers(whole, wanted))
     raise ConfigError(
         f"load_format {load_format!r} holds no weights this runner can read; "
         "known: safetensors, gguf, dummy"
@@ -61,8 +71,8 @@ def open_checkpoint(
 
 
 def _without_leftovers(
-    tensors: Iterator[tuple[str, torch.Tensor]], wanted: set[str]
-) -> Iterator[tuple[str, torch.Tensor]]:
+    tensors: Iterator[tuple[str, Value]], wanted: set[str]
+) -> Iterator[tuple[str, Value]]:
     """Old exporters store rope frequencies, which are computed here, and some store a tied output
     projection a second time. Both say nothing new."""
     for name, value in tensors:

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.linear import Linear
+from kernels.linear.quantized import QuantizedWeight, stack_rows
 from srt.errors import ConfigError
 from srt.layers.parameters import Cut, Parameter, Part, Weights
 
-Pack = Callable[[str, torch.Tensor, torch.Tensor | None], Linear]
-NamedTensors = Iterable[tuple[str, torch.Tensor]]
+Value = torch.Tensor | QuantizedWeight
+Pack = Callable[[str, Value, torch.Tensor | None], Linear]
+NamedTensors = Iterable[tuple[str, Value]]
 
 SHOWN = 5  # names listed in an error before "and N more"
 
@@ -22,17 +24,15 @@ class _Pending:
     """A parameter some of whose parts have arrived."""
 
     parameter: Parameter
-    arrived: dict[str, torch.Tensor] = field(default_factory=dict)
+    arrived: dict[str, Value] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
         return len(self.arrived) == len(self.parameter.parts) + len(self.parameter.biases)
 
-    def stack(self, parts: tuple[Part, ...]) -> torch.Tensor | None:
-        tensors = [self.arrived.pop(part.source) for part in parts]
-        if not tensors:
-            return None
-        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    def stack(self, parts: tuple[Part, ...]) -> Value | None:
+        values = [self.arrived.pop(part.source) for part in parts]
+        return stack_rows(values) if values else None
 
 
 def fill(
@@ -49,6 +49,8 @@ def fill(
     memory stays at the model plus one parameter. Of a part with a cut only that is converted, and of a
     tensor that is mapped rather than read only that comes from the disk.
 
+    Linears may come quantized, see `srt.loading.quantized`; they are not converted.
+
     `pack(name, weight [out, in], bias [out] or None)` takes ownership. Raises ConfigError naming the
     tensor that is unknown, missing, there twice, or of the wrong shape (with both shapes).
     """
@@ -62,7 +64,7 @@ def fill(
             raise ConfigError(f"{origin}: tensor {source!r} is there twice")
         seen.add(source)
         is_index = wanted[source][0][0].parameter.kind == "index"
-        kept: dict[Cut | None, torch.Tensor] = {}
+        kept: dict[Cut | None, Value] = {}
         for pending, part in wanted[source]:
             if tuple(given.shape) != part.shape:
                 raise ConfigError(
@@ -96,8 +98,9 @@ def _destinations(parameters: list[Parameter]) -> dict[str, list[tuple[_Pending,
 def _finish(pending: _Pending, weights: Weights, pack: Pack) -> None:
     parameter = pending.parameter
     value, bias = pending.stack(parameter.parts), pending.stack(parameter.biases)
-    assert value is not None, parameter.name
+    assert value is not None and not isinstance(bias, QuantizedWeight), parameter.name
     if parameter.kind == "linear":
         weights.linears[parameter.name] = pack(parameter.name, value, bias)
     else:
+        assert isinstance(value, torch.Tensor), parameter.name
         weights.tensors[parameter.name] = value.contiguous()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from srt.errors import ConfigError
 
-METHODS = ("int8",)
+METHODS = ("int8", "fp8", "int4")
 
 
 def quantization_of(parameter: str, method: str | None) -> str | None:
     """The method for one linear, by its parameter name, or None to leave it as stored.
 
     int8: every linear, the output projection too: on small models it is a large share of the bytes
-    read per token. Norms and the embedding are no linears.
+    read per token. fp8, int4: all but the output projection, whose rounding would show in every token.
+    Norms and the embedding are no linears.
     """
     if method is None:
         return None
@@ -19,4 +20,4 @@ def quantization_of(parameter: str, method: str | None) -> str | None:
         raise ConfigError(
             f"quantization {method!r} is not implemented; known: {', '.join(METHODS)}"
         )
-    return method
+    return None if parameter == "head" and method != "int8" else method
