@@ -1,27 +1,24 @@
-"""python -m bench.kernels.attention [--tune]: the GPU's attention backends side by side, after a check.
+"""python -m bench.kernels.attention: the GPU's attention backends side by side, after a check.
 
 Each as the engine calls it, in a CUDA graph over as many layers as the L2 cache cannot hold. Decode in
-TB/s of KV read, prefill in TFLOP/s of what a causal mask leaves. --tune tries the kernel's tile shapes.
+TB/s of KV read, prefill in TFLOP/s of what a causal mask leaves.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import random
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from multiprocessing import get_context
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench.kernels.device import microseconds
-from kernels.paged_attention.tiles import cut_tiles
-from kernels.paged_attention.triton import Attention, TileShape, Work
 from srt.attention.flashinfer import FlashInferAttention
 from srt.attention.triton import TritonAttention
 from srt.protocols.attention import AttentionBackend, AttentionBatch
@@ -181,6 +178,10 @@ def compare() -> None:
     for context in (256, 1024, 4096):
         for count in (1, 8, 32, 64, 256):
             show(f"decode {count} x {context}", [context - 1] * count, [1] * count)
+    draw = random.Random(0)
+    contexts = [draw.randint(100, 2048) for _ in range(256)]
+    for count in (64, 128, 256):
+        show(f"decode {count} x 100 .. 2048", contexts[:count], [1] * count)
     for count, length in ((1, 1024), (1, 8192), (4, 2048)):
         for heads in (16, 32, 40):
             show(f"prefill {count} x {length}, {heads} heads", [0] * count, [length] * count, heads)
@@ -224,6 +225,8 @@ def show(label: str, starts: list[int], lengths: list[int], heads: int = HEADS) 
                 continue
             is_decode = case.batch.num_decode == len(lengths)
             (backend.capture if is_decode else backend.plan)(case.batch)
+            if is_decode and name in ("triton", "fixed"):
+                backend.replay(case.batch)
             spent = microseconds(case.calls(backend))
             columns.append(f"{spent:8.1f} us {rate(case, spent)}")
         del case
@@ -236,165 +239,10 @@ def rate(case: Case, spent: float) -> str:
     return f"{case.num_bytes / spent / 1e6:4.2f} TB/s"
 
 
-def decode_shapes() -> Iterator[TileShape]:
-    for block, warps, stages, carry in (
-        (64, 4, 3, True),
-        (64, 4, 4, True),
-        (64, 4, 5, False),
-        (64, 4, 7, False),
-        (64, 2, 3, True),
-        (64, 8, 3, True),
-        (32, 4, 4, True),
-        (32, 2, 4, True),
-        (32, 4, 7, False),
-        (128, 4, 3, True),
-        (128, 8, 3, True),
-    ):
-        yield TileShape(
-            rows=16,
-            block=block,
-            warps=warps,
-            stages=stages,
-            per_sm=0,
-            least=block,
-            carry=carry,
-        )
-
-
-def early_shapes() -> Iterator[TileShape]:
-    for block, warps in ((128, 8), (128, 4), (64, 4), (256, 8), (64, 8)):
-        yield TileShape(
-            rows=16, block=block, warps=warps, stages=2, per_sm=0, least=block, early=True
-        )
-
-
-def long_shapes() -> Iterator[TileShape]:
-    for rows, block, warps, stages, carry in (
-        (128, 64, 8, 3, True),
-        (128, 64, 8, 4, True),
-        (128, 64, 8, 5, False),
-        (128, 128, 8, 2, True),
-        (128, 128, 8, 3, False),
-        (128, 128, 8, 5, False),
-        (128, 64, 4, 3, True),
-        (64, 64, 4, 2, True),
-        (64, 64, 4, 3, True),
-        (64, 128, 4, 3, False),
-        (128, 32, 8, 4, True),
-    ):
-        yield TileShape(
-            rows=rows,
-            block=block,
-            warps=warps,
-            stages=stages,
-            per_sm=0,
-            two_loops=True,
-            carry=carry,
-        )
-
-
-def compile_shape(shape: TileShape) -> None:
-    """Leaves in Triton's cache on disk what `tune` runs."""
-    length = 64 if shape.two_loops else 1
-    case = make_case([0], [length], layers=1)
-    out = torch.empty_like(case.q)
-    for splits in (1,) if shape.two_loops else (1, 2):
-        work = make_work(case, shape, splits)
-        Attention(torch.device("cuda")).run(
-            work, case.q, *case.pool.planes[0], out, scale=case.scale
-        )
-
-
-def try_compile(shape: TileShape) -> None:
-    try:
-        compile_shape(shape)
-    except Exception as error:  # `tune_shape` says so in its place
-        del error
-
-
-def make_work(case: Case, shape: TileShape, splits: int) -> Work:
-    batch = case.batch
-    if not shape.two_loops:
-        return Work(
-            num=batch.num_decode,
-            shape=shape,
-            splits=splits,
-            page_table=batch.page_table,
-            page_size=PAGE_SIZE,
-            rows=batch.rows,
-            starts=batch.starts,
-        )
-    tiles = cut_tiles(
-        batch.rows_host,
-        batch.starts_host,
-        batch.lengths_host,
-        [],
-        per_tile=shape.per_tile(HEADS // KV_HEADS),
-    )
-    return Work(
-        num=len(tiles),
-        shape=shape,
-        splits=splits,
-        page_table=batch.page_table,
-        page_size=PAGE_SIZE,
-        tiles=torch.from_numpy(tiles).cuda(),
-    )
-
-
-def tune() -> None:
-    """A line per shape: microseconds at every number of splits that makes sense."""
-    with ProcessPoolExecutor(12, mp_context=get_context("spawn")) as pool:
-        list(pool.map(try_compile, [*decode_shapes(), *early_shapes(), *long_shapes()]))
-    for count, context in (
-        *((1, 256), (1, 1024), (1, 4096), (8, 256), (8, 1024)),
-        *((32, 1024), (64, 1024), (256, 1024)),
-    ):
-        case = make_case([context - 1] * count, [1] * count)
-        most = max(1, 132 * 8 // (count * KV_HEADS))
-        splits = [s for s in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if s <= most]
-        splits = splits[-5:] if count < 32 else splits
-        print(f"decode {count} x {context}, splits {splits}")
-        for shape in (*decode_shapes(), *(early_shapes() if count <= 8 else ())):
-            tune_shape(case, shape, [make_work(case, shape, s) for s in splits])
-    for count, length in ((4, 2048), (1, 1024)):
-        case = make_case([0] * count, [length] * count)
-        print(f"prefill {count} x {length}")
-        for shape in long_shapes():
-            tune_shape(case, shape, [make_work(case, shape, 1)])
-
-
-def tune_shape(case: Case, shape: TileShape, works: list[Work]) -> None:
-    attention = Attention(torch.device("cuda"))
-    out = torch.empty_like(case.q)
-    wanted = exact(case, 0) if len(case.q) < 5000 else None
-    cells = []
-    for work in works:
-        calls = [
-            partial(attention.run, work, case.q, *planes, out, scale=case.scale)
-            for planes in case.pool.planes
-        ]
-        try:
-            calls[0]()
-            if wanted is not None:
-                check(str(shape), out, wanted)
-            spent = microseconds(calls, rounds=3)
-        except Exception as error:  # a shape the device has no room for is one line of the table
-            cells.append(f"{type(error).__name__}: {error}"[:60])
-            break
-        cells.append(f"{spent:8.1f} {rate(case, spent)}")
-    carried = "early" if shape.early else "carry" if shape.carry else "     "
-    print(
-        f"  {shape.rows:3} x {shape.block:3} {shape.warps} warps {shape.stages} stages {carried}",
-        "".join(cells),
-        flush=True,
-    )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tune", action="store_true")
+    argparse.ArgumentParser(description=__doc__).parse_args()
     torch.manual_seed(0)
-    (tune if parser.parse_args().tune else compare)()
+    compare()
 
 
 if __name__ == "__main__":

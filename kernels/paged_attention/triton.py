@@ -41,7 +41,7 @@ class TileShape:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """A launch's share of the step: `num` tiles. `tiles` [num, 8] int32; None: all those of the slices
-    rows, starts [S] int32, which are chains of `length` tokens.
+    rows, starts [S] int32, which are chains of `length` tokens; they take turns as in `order` [S] int32.
 
     visible, positions: [T] int64 where a tile has a base."""
 
@@ -54,6 +54,7 @@ class Work:
     rows: torch.Tensor | None = None
     starts: torch.Tensor | None = None
     length: int = 1
+    order: torch.Tensor | None = None
     visible: torch.Tensor | None = None
     positions: torch.Tensor | None = None
 
@@ -155,6 +156,7 @@ class Attention:
                 work.page_table,
                 work.rows if work.tiles is None else work.tiles,
                 work.starts,
+                work.order,
                 work.visible,
                 work.positions,
                 parts,
@@ -179,6 +181,7 @@ class Attention:
                 shape.least,
                 work.tiles is not None,
                 work.length,
+                work.order is not None,
                 is_split,
                 work.visible is not None,
                 window is not None,

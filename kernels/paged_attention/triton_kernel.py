@@ -31,6 +31,7 @@ def attend(
     table_ptr,
     rows_ptr,
     starts_ptr,
+    order_ptr,
     visible_ptr,
     positions_ptr,
     parts_ptr,
@@ -51,6 +52,7 @@ def attend(
     LEAST: tl.constexpr,
     LISTED: tl.constexpr,
     LENGTH: tl.constexpr,
+    ORDER: tl.constexpr,
     SPLIT: tl.constexpr,
     TREE: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -65,8 +67,8 @@ def attend(
     """Grid [KV_HEADS, splits, tiles]. q: [T, heads, DIM], tokens Q_STRIDE apart; out like it, dense.
 
     LISTED: rows_ptr is [tiles, 8] int32, see `tiles.py`; else slice i is the LENGTH tokens of row
-    rows[i] from position starts[i] on. scale: of the scores, times log2(e); with CAP: scale / cap, and
-    cap * log2(e).
+    rows[i] from position starts[i] on, and with ORDER the slices take turns as in order [S] int32.
+    scale: of the scores, times log2(e); with CAP: scale / cap, and cap * log2(e).
     LEAST: keys of a part, a multiple of BLOCK. KEPT: rows that can hold a token, a power of two.
     parts: [programs, KEPT, DIM + 2] float32 if SPLIT, counts: [tiles, KV_HEADS] int32, zero before and
     after. lse: [T, heads] float32 if LSE. EARLY: nobody writes the tables in this graph of launches.
@@ -92,6 +94,8 @@ def attend(
     else:
         tiles: tl.constexpr = (LENGTH + ROWS // GROUP - 1) // (ROWS // GROUP)  # of a slice
         piece = tile // tiles
+        if ORDER:
+            piece = tl.load(order_ptr + piece)
         skipped = tile % tiles * (ROWS // GROUP)
         row = tl.load(rows_ptr + piece)
         position = tl.load(starts_ptr + piece) + skipped

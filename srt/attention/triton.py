@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kernels.paged_attention.tiles import cut_tiles
@@ -24,6 +25,7 @@ from srt.protocols.kv_pool import KVPool
 
 EARLY_PROGRAMS = 64  # tiles * KV heads up to which a decode step is bound by latency
 EARLY_ROWS = 16
+LEAST_ORDERED = 48  # slices whose tiles do not all run at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,23 @@ class Heads:
     group: int  # query heads of a KV head
     num_kv: int
     dim: int
+
+
+class Order:
+    """The turn of a recorded step's slices: those with most keys first, so that what runs last is short.
+
+    It holds for as long as the rows are the same, for all grow alike."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.tensor = torch.arange(size, dtype=torch.int32, device=device)
+        self._rows: list[int] = []
+
+    def follow(self, batch: AttentionBatch) -> None:
+        if batch.rows_host == self._rows:
+            return
+        self._rows = list(batch.rows_host)
+        turns = np.argsort(-np.array(batch.starts_host), kind="stable").astype(np.int32)
+        self.tensor.copy_(torch.from_numpy(turns), non_blocking=True)
 
 
 class TritonAttention:
@@ -48,6 +67,7 @@ class TritonAttention:
         self._batch: AttentionBatch | None = None
         self._works: dict[Heads, list[Work]] = {}
         self._is_recorded = False
+        self._orders: dict[int, Order] = {}
 
     def plan(self, batch: AttentionBatch) -> None:
         if self._attention is None:
@@ -59,9 +79,15 @@ class TritonAttention:
     def capture(self, batch: AttentionBatch) -> None:
         self.plan(batch)
         self._is_recorded = True
+        size = len(batch.rows_host)
+        if size >= LEAST_ORDERED and size not in self._orders:
+            self._orders[size] = Order(size, batch.page_table.device)
 
     def replay(self, batch: AttentionBatch) -> None:
-        """The kernel reads all it needs from the static tensors."""
+        """The kernel reads all it needs from the static tensors; what can be better is the order."""
+        order = self._orders.get(len(batch.rows_host))
+        if order is not None:
+            order.follow(batch)
 
     def forward(
         self,
@@ -146,6 +172,9 @@ class TritonAttention:
             rows=batch.rows,
             starts=batch.starts,
             length=length,
+            order=self._orders[count].tensor
+            if self._is_recorded and count in self._orders
+            else None,
         )
 
     def _shape(self, longest: int, heads: Heads) -> TileShape:

@@ -92,7 +92,9 @@ class Case:
             self.positions,
         )
 
-    def work(self, shape: subject.TileShape, splits: int, listed: bool = True) -> subject.Work:
+    def work(
+        self, shape: subject.TileShape, splits: int, listed: bool = True, ordered: bool = False
+    ) -> subject.Work:
         group = self.q.shape[1] // self.k.shape[1]
         common: Any = {
             "shape": shape,
@@ -103,11 +105,14 @@ class Case:
         if not listed:
             rows, starts = (torch.tensor(each, dtype=I32) for each in (self.rows, self.starts))
             length = self.lengths[0]
+            turns = list(reversed(range(len(self.rows)))) if ordered else []
+            order = torch.tensor(turns, dtype=I32).to(DEVICE) if ordered else None
             return subject.Work(
                 num=len(self.rows) * -(-length // shape.per_tile(group)),
                 rows=rows.to(DEVICE),
                 starts=starts.to(DEVICE),
                 length=length,
+                order=order,
                 **common,
             )
         tiles = cut_tiles(
@@ -127,13 +132,14 @@ class Case:
         splits: int = 1,
         *,
         listed: bool = True,
+        ordered: bool = False,
         attention: subject.Attention | None = None,
         lse: torch.Tensor | None = None,
         **options: Any,
     ) -> torch.Tensor:
         out = torch.empty(self.q.shape, dtype=self.q.dtype, device=DEVICE)
         (attention or subject.Attention(DEVICE)).run(
-            self.work(shape, splits, listed),
+            self.work(shape, splits, listed, ordered),
             *(each.to(DEVICE) for each in (self.q, self.k, self.v)),
             out,
             scale=self.scale,
@@ -304,4 +310,6 @@ def test_rows_are_gathered() -> None:
 @pytest.mark.parametrize(("length", "rows"), [(3, 16), (7, 16), (5, 32)])
 def test_slices_of_one_length_need_no_list(length: int, rows: int) -> None:
     case = Case([60, 0, 31], [length] * 3, 16, 9, 3, 32)
-    close(case.run(short(rows), 2, listed=False), case.exact())
+    plain = case.run(short(rows), 2, listed=False)
+    close(plain, case.exact())
+    assert torch.equal(case.run(short(rows), 2, listed=False, ordered=True), plain)

@@ -176,6 +176,22 @@ def test_what_was_captured_reads_the_batch_anew(interpreted: None) -> None:
         batch.starts -= 3
 
 
+def test_a_large_recorded_batch_takes_long_rows_first(
+    interpreted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from srt.attention import triton as module
+
+    monkeypatch.setattr(module, "LEAST_ORDERED", 3)
+    batch, pool, q = make_batch(16, DECODES, [])
+    backend = module.TritonAttention()
+    backend.capture(batch)
+    backend.replay(batch)
+    expected = run(reference(), (batch, pool, q), None)
+    found = backend.forward(q, 0, pool, scale=0.3, window=None)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert backend._orders[3].tensor.tolist() == [1, 0, 2]
+
+
 def with_tree(
     made: tuple[AttentionBatch, PagedKVPool, torch.Tensor], index: int
 ) -> tuple[AttentionBatch, PagedKVPool, torch.Tensor]:
