@@ -214,8 +214,8 @@ def least_kept(
     LONG: tl.constexpr = LISTED - SHORT
     high = tl.full((), 0x3F800001, tl.int64)  # one bit above 1.0
     is_wide = num > LONG // 64
-    num_long = LONG + 1
-    num_above = 0
+    num_long = tl.full((), LONG + 1, tl.int32)
+    num_above = tl.full((), 0, tl.int32)
     mass_above = tl.full((), 0.0, tl.float64)
     while (num_long > LONG) & (high - low > 1):
         if is_wide:
@@ -237,7 +237,7 @@ def least_kept(
         if num_long > SHORT:
             short = listed + LONG
             above = tl.where(by_count, num_above.to(tl.float64), mass_above)
-            more_above = 0
+            more_above = tl.full((), 0, tl.int32)
             more_mass = tl.full((), 0.0, tl.float64)
             while (num_short > SHORT) & (high - low > 1):
                 low, high = narrow(

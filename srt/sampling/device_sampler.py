@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.sample import select
+from kernels import penalties, sample, token_mask
 from kernels.sample.table import COLUMNS, GENERATED, Drawn, table_row
 from srt.protocols.forward_batch import RowSetup
 from srt.sampling.launched import Launched, LaunchedChain, Measured
@@ -38,15 +38,16 @@ class DeviceSampler:
         device: str | torch.device,
         implementation: str | None = None,
     ) -> None:
-        """implementation: of `kernels.sample`; None: triton on CUDA, else the reference."""
+        """implementation: of the kernels; None: triton on CUDA, else the reference."""
         self._device = torch.device(device)
         if implementation is None:
             implementation = "triton" if self._device.type == "cuda" else "reference"
-        self._sample, self._accept_chain = select(implementation)
+        self._sample, self._accept_chain = sample.select(implementation)
+        self._forbid = token_mask.select(implementation)
         self._table = torch.zeros(max_rows + 1, COLUMNS, dtype=torch.int64, device=self._device)
         self._states: list[RowState | None] = [None] * max_rows
         self._special: set[int] = set()
-        self._tables = PenaltyTables(vocab_size, self._device)
+        self._tables = PenaltyTables(vocab_size, self._device, penalties.select(implementation))
         self._planner = Planner(vocab_size, self._device, self._tables)
         self._plan: Plan | None = None
 
@@ -87,11 +88,11 @@ class DeviceSampler:
         if plan.raw.places:
             raw = _take(logits, plan.raw)
         if masks is not None:
-            forbid_unmasked(logits, masks)
+            forbid_unmasked(logits, masks, self._forbid)
         self._apply_rules(logits, plan)
         drawn = self.draw(logits, rows_device, num)
         if plan.penalties is not None:
-            self._tables.count(plan.penalties, drawn.tokens[plan.penalties.places])
+            self._tables.count(plan.penalties, drawn.tokens)
         measured = []
         if raw is not None:
             measured.append(_measure(raw, plan.raw, drawn))

@@ -138,9 +138,7 @@ class Planner:
         return PenaltyBatch(
             places=self._ints(places),
             slots=self._ints(slots),
-            repetition=self._column([each.repetition_penalty for each in params]),
-            presence=self._column([each.presence_penalty for each in params]),
-            frequency=self._column([each.frequency_penalty for each in params]),
+            rates=self._column([rate for each in params for rate in _rates(each)]).view(-1, 3),
             owners=slots,
             width=self._tables.longest(slots),
         )
@@ -192,6 +190,10 @@ def _asks(states: list[RowState], mode: LogprobsMode) -> dict[str, list[int]]:
         if state.params.logprobs is not None and state.params.logprobs_mode == mode
     ]
     return {"places": [place for place, _ in found], "nums": [num for _, num in found]}
+
+
+def _rates(params: SamplingParams) -> tuple[float, float, float]:
+    return params.repetition_penalty, params.presence_penalty, params.frequency_penalty
 
 
 def _is_cut(params: SamplingParams) -> bool:

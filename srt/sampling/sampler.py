@@ -180,7 +180,7 @@ class Sampler:
     def _advance(self, plan: Plan, tokens: torch.Tensor) -> None:
         self._generated.index_add_(0, plan.index, self._ones[: len(plan.rows)])
         if plan.penalties is not None:
-            self._tables.count(plan.penalties, tokens[plan.penalties.places])
+            self._tables.count(plan.penalties, tokens)
 
 
 def _fill(
