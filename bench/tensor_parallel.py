@@ -4,8 +4,11 @@
     python -m bench.tensor_parallel --sizes 1,2,4 --shape qwen3-14b
     python -m bench.tensor_parallel --device cpu       the same in small, to try it out
 
-First a small model in float32 answers the same prompts for each size, greedy and drawn: the tokens must
-be the same (exit code 1 if not). In bfloat16 the parts of a sum are rounded before they are added, so a
+Where there are GPUs, every number above one is measured twice: sums by NCCL, and small ones directly
+(`--rank-sums direct`).
+
+First a small model in float32 answers the same prompts every way, greedy and drawn: the tokens must be
+the same (exit code 1 if not). In bfloat16 the parts of a sum are rounded before they are added, so a
 large model may choose another token where two are about as likely; whether it did is shown.
 """
 
@@ -29,7 +32,9 @@ from bench.gpu.sets import FULL, SMALL, Sizes
 from bench.report import describe_machine
 from srt.cli.options import cache_folder
 
+DIRECT = ("--rank-sums", "direct")
 Found = dict[str, dict[str, Any]]
+Ways = dict[str, tuple[int, tuple[str, ...]]]
 PARTS = ("build", "check", "warm", "batch1", "ttft", "decode", "offline")
 
 
@@ -66,9 +71,17 @@ def flags_for(model: Path, size: int, device: str, sizes: Sizes, more: list[str]
     ]
 
 
-def show(name: str, by_size: dict[int, Any]) -> None:
-    words = (f"{size}: {_figure(value)}" for size, value in by_size.items())
-    print(f"{name:<28}" + "   ".join(f"{word:<24}" for word in words).rstrip(), flush=True)
+def ways(options: argparse.Namespace) -> Ways:
+    """By name: the number of ranks, and flags. The first is what the others are compared with."""
+    plain: Ways = {str(size): (size, ()) for size in options.sizes}
+    if options.device == "cpu":
+        return plain
+    return plain | {f"{size} direct": (size, DIRECT) for size in options.sizes if size > 1}
+
+
+def show(name: str, values: dict[str, Any]) -> None:
+    words = (f"{way}: {_figure(value)}" for way, value in values.items())
+    print(f"{name:<28}" + "  ".join(f"{word:<22}" for word in words).rstrip(), flush=True)
 
 
 def _figure(value: Any) -> str:
@@ -78,50 +91,55 @@ def _figure(value: Any) -> str:
 
 
 def check_small(options: argparse.Namespace, folder: Path) -> bool:
-    """Whether a model in float32 gives the same tokens at every size."""
+    """Whether a model in float32 gives the same tokens every way."""
     model = write_folder(folder / "tiny", read_shape("tiny"))
-    tokens = {}
-    for size in options.sizes:
-        flags = flags_for(model, size, options.device, SMALL, ["--dtype", "float32"])
+    tokens: dict[str, list[list[int]]] = {}
+    is_whole = True
+    for way, (size, more) in ways(options).items():
+        flags = flags_for(model, size, options.device, SMALL, ["--dtype", "float32", *more])
         found = measure(flags, ("check",), SMALL, options.limit)
-        if "tokens" not in found.get("check", {}):
-            print(f"tiny, float32, {size} ranks: {found}")
-            return False
-        tokens[size] = found["check"]["tokens"]
-    first = tokens[options.sizes[0]]
-    for size, others in tokens.items():
-        print(f"tiny, float32, {size} ranks: same tokens: {compare(others, first)}", flush=True)
-    return all(others == first for others in tokens.values())
+        if "tokens" in found.get("check", {}):
+            tokens[way] = found["check"]["tokens"]
+        else:
+            is_whole = False
+            print(f"tiny, float32, ranks {way}: {found}", flush=True)
+    if not tokens:
+        return False
+    first = next(iter(tokens.values()))
+    show("tiny, same tokens", {way: compare(others, first) for way, others in tokens.items()})
+    return is_whole and all(others == first for others in tokens.values())
 
 
-def measure_shape(options: argparse.Namespace, folder: Path) -> dict[int, Found]:
+def measure_shape(options: argparse.Namespace, folder: Path) -> dict[str, Found]:
     sizes = SMALL if options.device == "cpu" else FULL
     model = write_folder(folder / options.shape, read_shape(options.shape))
-    results = {}
-    for size in options.sizes:
-        flags = flags_for(model, size, options.device, sizes, options.flags)
-        found = results[size] = measure(flags, PARTS, sizes, options.limit)
+    results: dict[str, Found] = {}
+    for way, (size, more) in ways(options).items():
+        flags = flags_for(model, size, options.device, sizes, [*options.flags, *more])
+        found = results[way] = measure(flags, PARTS, sizes, options.limit)
         for part, figures in found.items():
             if "error" in figures:
-                print(f"{options.shape}, {size} ranks, {part}: {figures['error']}", flush=True)
+                print(f"{options.shape}, ranks {way}, {part}: {figures['error']}", flush=True)
+        show(f"{options.shape}, ms a token", _of({way: found}, "batch1", "ms_per_token"))
     print(f"\n{options.shape}, by ranks:")
-    show("start, s", {s: f.get("build", {}).get("build_s", "-") for s, f in results.items()})
+    show("start, s", _of(results, "build", "build_s"))
     show("batch 1, ms a token", _of(results, "batch1", "ms_per_token"))
     for length in sizes.first_token:
         show(f"TTFT of {length} tokens, ms", _of(results, "ttft", f"{length}_ms"))
     for batch in sizes.batches:
         show(f"batch {batch} decode, tok/s", _of(results, "decode", str(batch)))
-    offline = {s: max(f.get("offline", {}).get("tok_s", [0])) for s, f in results.items()}
-    show("offline set, tok/s", offline)
-    first = results[options.sizes[0]].get("check", {}).get("tokens")
-    for size, found in results.items():
-        if first and "tokens" in found.get("check", {}):
-            show("same tokens as the first", {size: compare(found["check"]["tokens"], first)})
+    show("offline set, tok/s", _of(results, "offline", "tok_s"))
+    tokens = {
+        way: f["check"]["tokens"] for way, f in results.items() if "tokens" in f.get("check", {})
+    }
+    for first in list(tokens.values())[:1]:
+        show("same tokens", {way: compare(others, first) for way, others in tokens.items()})
     return results
 
 
-def _of(results: dict[int, Found], part: str, name: str) -> dict[int, Any]:
-    return {size: found.get(part, {}).get(name, "-") for size, found in results.items()}
+def _of(results: dict[str, Found], part: str, name: str) -> dict[str, Any]:
+    found = {way: figures.get(part, {}).get(name, "-") for way, figures in results.items()}
+    return {way: max(each) if isinstance(each, list) else each for way, each in found.items()}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -145,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
         found.get("check", {}).pop("tokens", None)
     line = {"bench": "tensor_parallel", "equal": is_equal, "ranks": results}
     line |= {"shape": options.shape, "flags": options.flags, "machine": describe_machine()}
-    print(orjson.dumps(line, option=orjson.OPT_NON_STR_KEYS).decode(), flush=True)
+    print(orjson.dumps(line).decode(), flush=True)
     return 0 if is_equal else 1
 
 

@@ -86,6 +86,7 @@ class ServerArgs:
     deterministic: bool = typed(False, "exec", "a request's answer has the same bits whatever else is in the batch and however its prompt is cut")
     cuda_graph_sizes: tuple[int, ...] | None = typed(None, "runner", "decode batch sizes with a CUDA graph, padded up to; 0 or none: run eagerly")
     tensor_parallel_size: int = typed(1, "parallel", "processes that have a share of the model's every layer each: one to a GPU, or to some of the CPU's cores", least=1)
+    rank_sums: str | None = typed(None, "parallel", "who adds what ranks computed: NCCL (gloo on a CPU), or for small sums the GPUs themselves, reading each other's memory", ("library", "direct"))
     num_threads: int | None = typed(None, "exec", "threads of the model's forward on a CPU", least=1)
     host: str = typed("127.0.0.1", "serving", "address of the HTTP gateway")
     port: int = typed(8000, "serving", "port of the HTTP gateway; 0: any free one", least=0, most=65535)

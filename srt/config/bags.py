@@ -184,6 +184,7 @@ class ParallelBag(Bag):
 
     namespace = "parallel"
     tensor_parallel_size: int  # 1: one has all of it
+    rank_sums: str  # library or direct
 
 
 class DeviceBag(Bag):

@@ -17,6 +17,7 @@ FLAG = "--tensor-parallel-size"
 def decide_parallel(args: ServerArgs, facts: Facts, is_gpu: bool, decisions: Decisions) -> None:
     """The number of ranks. Raises ConfigError with the numbers that do not go into each other."""
     size, model = args.tensor_parallel_size, facts.model
+    _decide_sums(args, is_gpu, decisions)
     if size == 1:
         decisions.default("tensor_parallel_size")
         return
@@ -54,6 +55,17 @@ def decide_parallel(args: ServerArgs, facts: Facts, is_gpu: bool, decisions: Dec
         + (f", which {copies} ranks share" if copies > 1 else ""),
         source=source,
     )
+
+
+def _decide_sums(args: ServerArgs, is_gpu: bool, decisions: Decisions) -> None:
+    if args.rank_sums == "direct" and (args.tensor_parallel_size == 1 or not is_gpu):
+        raise ConfigError(
+            "--rank-sums direct is for several GPUs (--tensor-parallel-size); allowed here: library"
+        )
+    library = "NCCL" if is_gpu else "gloo"
+    nothing = "one rank has nothing to add"
+    reason = f"{library} adds" if args.tensor_parallel_size > 1 else nothing
+    decisions.choose("rank_sums", args.rank_sums, "library", reason)
 
 
 def why_not(model: ModelFacts, size: int) -> str | None:

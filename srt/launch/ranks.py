@@ -19,12 +19,18 @@ MEETING = "meeting"  # the file in the engine's folder through which ranks find 
 
 def join_ranks(boot: Boot, rank: int) -> Group:
     """The group of the processes that share the model, once all of them are there."""
-    size = get_parallel().tensor_parallel_size
-    if size == 1:
+    parallel = get_parallel()
+    if parallel.tensor_parallel_size == 1:
         return ALONE
     from srt.parallel.collective import open_group
 
-    return open_group(rank, size, get_device().device, boot.addresses.folder / MEETING)
+    return open_group(
+        rank,
+        parallel.tensor_parallel_size,
+        get_device().device,
+        boot.addresses.folder / MEETING,
+        wants_direct=parallel.rank_sums == "direct",
+    )
 
 
 def reach_others(boot: Boot, context: Context, group: Group) -> list[ZmqSender]:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, FileStore
 
 from srt.errors import EngineDead
+from srt.parallel.direct import DirectSums, open_direct
 
 # A rank that waits this long for another has lost it. Far longer than a step or a kernel's compilation:
 # a death is noticed by the supervisor at once, this is for a rank that lives and does nothing.
@@ -24,8 +25,12 @@ PATIENCE_SECONDS = 300.0
 class Ranks:
     """A `srt.parallel.group.Group`. One thread of each process uses it."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, direct: DirectSums | None = None
+    ) -> None:
+        """`direct`: what adds small sums instead of the library."""
         self._group = group
+        self._direct = direct
         self._device = device
         self._is_open = True
         self.rank = group.rank()
@@ -38,6 +43,9 @@ class Ranks:
         self._all.asyncOp = is_async
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
+        if self._direct is not None and self._direct.fits(x):
+            self._direct.add(x)
+            return x
         work = self._group.allreduce([x], self._sum)
         if work is not None:
             work.wait()
@@ -77,10 +85,12 @@ class Ranks:
         self._is_open = False
 
 
-def open_group(rank: int, size: int, kind: str, meeting: Path) -> Ranks:
+def open_group(
+    rank: int, size: int, kind: str, meeting: Path, *, wants_direct: bool = False
+) -> Ranks:
     """Waits for the other ranks. `kind`: cpu, or cuda, where rank r has GPU r. `meeting`: a file that
-    does not exist yet, in a folder that only this engine uses. Raises EngineDead if they do not come
-    within `PATIENCE_SECONDS`."""
+    does not exist yet, in a folder that only this engine uses. `wants_direct`: GPUs add small sums
+    themselves if they can. Raises EngineDead if ranks do not come within `PATIENCE_SECONDS`."""
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     backend = "nccl" if kind == "cuda" else "gloo"
     if kind == "cuda":
@@ -96,7 +106,7 @@ def open_group(rank: int, size: int, kind: str, meeting: Path) -> Ranks:
         )
         group = dist.group.WORLD
         assert group is not None
-        ranks = Ranks(group, device)
+        ranks = Ranks(group, device, open_direct(group, device) if wants_direct else None)
         assert ranks.smallest(rank) == 0  # connects now, not in the first step
     except dist.DistError as error:
         raise EngineDead(f"rank {rank} of {size} found no group: {error}") from error

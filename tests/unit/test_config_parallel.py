@@ -94,6 +94,8 @@ def test_what_cannot_be_had_with_ranks_is_refused() -> None:
         decide(4, deterministic=True, native_kernels=True, dtype="bfloat16")
     with pytest.raises(ConfigError, match="int4 weights.*allowed with them: 1"):
         check_divisible("int4", 2)
+    with pytest.raises(ConfigError, match="--rank-sums direct is for several GPUs"):
+        decide(2, rank_sums="direct")
     check_divisible("int4", 1)
     check_divisible("int8", 2)
 
