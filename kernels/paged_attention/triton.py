@@ -59,11 +59,14 @@ class Work:
     positions: torch.Tensor | None = None
 
 
-def choose_shape(rows: int, head_dim: int, group: int) -> TileShape:
+def choose_shape(rows: int, head_dim: int, group: int, *, narrow: bool = False) -> TileShape:
     """rows: the most a slice has, its tokens times the heads of a group. Tiles of few rows are bound by
-    memory, others by arithmetic."""
+    memory, others by arithmetic. narrow: a cache of 8 bits, whose keys reach the tensor cores faster in
+    tiles of 64 rows."""
     padded = max(next_power_of_two(rows), 16)
     small = head_dim <= 128
+    if narrow and small and padded <= SHORT_ROWS:
+        return TileShape(rows=64, block=64, warps=4, stages=3, per_sm=2, two_loops=True)
     if padded <= SHORT_ROWS:
         return TileShape(rows=padded, block=64 if small else 32, warps=4, stages=3, per_sm=2)
     padded = max(128 if small else 64, next_power_of_two(group))
@@ -217,7 +220,8 @@ def paged_attention(
     kv_heads = k_plane.shape[1]
     group = heads // kv_heads
     counts = lengths.tolist()
-    shape = choose_shape(max(counts) * group, dim, group)
+    narrow = k_plane.dtype.itemsize == 1
+    shape = choose_shape(max(counts) * group, dim, group, narrow=narrow)
     tiles = cut_tiles(
         rows.tolist(),
         starts.tolist(),

@@ -35,6 +35,7 @@ class Heads:
     group: int  # query heads of a KV head
     num_kv: int
     dim: int
+    narrow: bool  # 8 bits in the cache
 
 
 class Order:
@@ -104,7 +105,7 @@ class TritonAttention:
         assert attention is not None and batch is not None, "forward before plan"
         k_plane = pool.keys(layer)
         num_kv, dim = k_plane.shape[1:]
-        heads = Heads(q.shape[1] // num_kv, num_kv, dim)
+        heads = Heads(q.shape[1] // num_kv, num_kv, dim, k_plane.dtype.itemsize == 1)
         works = self._works.get(heads)
         if works is None:
             works = self._works[heads] = self._cut(batch, heads)
@@ -180,7 +181,8 @@ class TritonAttention:
     def _shape(self, longest: int, heads: Heads) -> TileShape:
         if self._deterministic:
             return fixed_shape(heads.dim, heads.group)
-        return choose_shape(longest * heads.group, heads.dim, heads.group)
+        rows = longest * heads.group
+        return choose_shape(rows, heads.dim, heads.group, narrow=heads.narrow)
 
     def _splits(self, tiles: int, shape: TileShape, heads: Heads, batch: AttentionBatch) -> int:
         if self._deterministic:
