@@ -152,13 +152,14 @@ def main(argv: list[str] | None = None) -> int:
                         default=[1, 2], help="numbers of ranks")  # fmt: skip
     parser.add_argument("--shape", default=None, help=f"of: {', '.join(shape_names())}")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--check-only", action="store_true", help="compare tokens, measure nothing")
     parser.add_argument("--limit", type=float, default=150, help="seconds for one engine")
     parser.add_argument("flags", nargs="*", help="after --: flags for the engine")
     options = parser.parse_args(argv)
     options.shape = options.shape or ("tiny" if options.device == "cpu" else "llama-8b")
     with tempfile.TemporaryDirectory() as folder:
         is_equal = check_small(options, Path(folder))
-        results = measure_shape(options, Path(folder))
+        results = {} if options.check_only else measure_shape(options, Path(folder))
     for found in results.values():
         found.get("check", {}).pop("tokens", None)
     line = {"bench": "tensor_parallel", "equal": is_equal, "ranks": results}

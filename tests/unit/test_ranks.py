@@ -1,4 +1,4 @@
-"""Rank 0 tells the others every step and every chore; the others do them, in that order, and nothing else."""
+"""Rank 0 tells the others every step and every chore; they do them in that order, and nothing else."""
 
 from __future__ import annotations
 
