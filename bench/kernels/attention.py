@@ -225,6 +225,7 @@ def show(label: str, starts: list[int], lengths: list[int], heads: int = HEADS) 
                 continue
             is_decode = case.batch.num_decode == len(lengths)
             (backend.capture if is_decode else backend.plan)(case.batch)
+            case.batch.is_settled = is_decode
             if is_decode and name in ("triton", "fixed"):
                 backend.replay(case.batch)
             spent = microseconds(case.calls(backend))

@@ -162,7 +162,7 @@ class TritonAttention:
         shape = self._shape(length, heads)
         num = count * -(-length // shape.per_tile(heads.group))
         few = num * heads.num_kv <= EARLY_PROGRAMS and heads.group <= EARLY_ROWS
-        if self._is_recorded and few and length == 1 and not self._deterministic:
+        if batch.is_settled and few and length == 1 and not self._deterministic:
             shape = early_shape(heads.dim)
         return Work(
             num=num,

@@ -22,6 +22,9 @@ class AttentionBatch:
     Slices are causal: a token sees its row's keys up to its own. Where `bases` [S] int32 is given and
     not -1, the slice's tokens see the keys in slots before that base, and those at base + j for which
     bit j of `visible` [T] int64 is set; both are None if no slice has a window.
+
+    `is_settled`: the batch is recorded, and nothing in its graph writes its rows, starts, page table or
+    the keys before each start: they may be read before the kernels in front have finished.
     """
 
     num_decode: int  # the first num_decode slices have length 1
@@ -38,6 +41,7 @@ class AttentionBatch:
     bases: torch.Tensor | None = None
     bases_host: list[int] = field(default_factory=list)
     visible: torch.Tensor | None = None
+    is_settled: bool = False
 
 
 class Attention(Protocol):

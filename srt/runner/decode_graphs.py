@@ -125,6 +125,7 @@ class DecodeGraphs:
             lengths_host=[1] * size,
             slots=slots,
             positions=positions,
+            is_settled=True,
         )
         runner.backend.capture(batch)
         made: list[torch.Tensor] = []

@@ -176,6 +176,13 @@ def test_what_was_captured_reads_the_batch_anew(interpreted: None) -> None:
         batch.starts -= 3
 
 
+def test_a_settled_batch_gives_the_same(interpreted: None) -> None:
+    made = make_batch(16, DECODES, [])
+    expected = run(reference(), made, None)
+    settled = replace(made[0], is_settled=True), *made[1:]
+    torch.testing.assert_close(run(triton(), settled, None), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_large_recorded_batch_takes_long_rows_first(
     interpreted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
