@@ -96,6 +96,8 @@ class ModelRunner:
         self.ops = ops
         self.step_ops = kernels.step_inputs.select(ops.implementation)
         self.facts = facts
+        # On a CPU it is settled by which kernels are chosen.
+        self.deterministic = device.type == "cuda" and get_exec().deterministic
         self.group = group
         self._whole = read_arch(facts)
         self.arch = self._whole.share(group.size)
@@ -247,7 +249,9 @@ class ModelRunner:
 
     def init_backends(self) -> None:
         """Builds the stamped pair; nothing configured may change afterwards."""
-        self._backend = build_backend(self.attention_pair, self.ops.paged_attention)
+        self._backend = build_backend(
+            self.attention_pair, self.ops.paged_attention, deterministic=self.deterministic
+        )
 
     def write_table(self, writes: list[TableWrite]) -> None:
         self.table.write(writes)
@@ -338,7 +342,7 @@ class ModelRunner:
             capability=10 * major + minor,
             has_flashinfer=find_spec("flashinfer") is not None,
             has_triton=find_spec("triton") is not None,
-            deterministic=is_cuda and get_exec().deterministic,
+            deterministic=self.deterministic,
         )
         wish = resolve_attention_backend_strs(self)
         fields = ("prefill_attention_backend", "decode_attention_backend")
@@ -358,5 +362,6 @@ class ModelRunner:
             self.ops.pack_linear,
             quantization=None if is_stored else quantization_of(name, self.quantization),
             out_dtype=torch.float32 if name == "head" else None,
+            invariant=self.deterministic,
         )
         return pack_share(name, weight, bias, pack, self.group, self.arch.vocab_size)
