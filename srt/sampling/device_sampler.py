@@ -20,7 +20,7 @@ from srt.sampling.penalties import PenaltyTables
 from srt.sampling.plan import Plan, Planner, RowState
 from srt.sampling.sampler import Sampled, is_penalised
 from srt.sampling.transfer import fetch, send
-from srt.wire.params import SamplingParams, TokenLogprobs
+from srt.wire.params import TokenLogprobs
 
 
 class DeviceSampler:
@@ -84,9 +84,7 @@ class DeviceSampler:
             return Launched(drawn.tokens, Drawn(fetch(drawn.memory)))
         logits = logits[:num].float().contiguous()
         plan = self._plan_of(rows)
-        raw = None
-        if plan.raw.places:
-            raw = _take(logits, plan.raw)
+        raw = None if plan.raw is None else logits[plan.raw.index]
         if masks is not None:
             forbid_unmasked(logits, masks, self._forbid)
         self._apply_rules(logits, plan)
@@ -94,7 +92,7 @@ class DeviceSampler:
         if plan.penalties is not None:
             self._tables.count(plan.penalties, drawn.tokens)
         measured = []
-        if raw is not None:
+        if raw is not None and plan.raw is not None:
             measured.append(_measure(raw, plan.raw, drawn))
         if plan.processed is not None:
             measured.append(
@@ -198,7 +196,7 @@ class DeviceSampler:
         self._states[setup.row] = RowState(
             params=params, stop_ids=setup.stop_ids, penalty_slot=slot
         )
-        if is_special(params):
+        if is_special(setup):
             self._special.add(setup.row)
         else:
             self._special.discard(setup.row)
@@ -230,30 +228,25 @@ class DeviceSampler:
             self._tables.apply(logits, plan.penalties)
 
 
-def is_special(params: SamplingParams) -> bool:
+def is_special(setup: RowSetup) -> bool:
     """Whether a request needs more than its row of the table."""
+    params, generated = setup.params, len(setup.tokens) - setup.prompt_len
     return (
         bool(params.logit_bias)
-        or params.min_tokens > 0
+        or (params.min_tokens > generated and bool(setup.stop_ids))
         or params.logprobs is not None
         or is_penalised(params)
     )
 
 
-def _take(lines: torch.Tensor, wanted: Wanted) -> torch.Tensor:
-    """A copy of the wanted rows."""
-    return lines[send(wanted.places, torch.int64, lines.device)]
-
-
 def _drawn_logits(logits: torch.Tensor, wanted: WantedProcessed, drawn: Drawn) -> torch.Tensor:
     """`logprobs.drawn_logits` without asking again which tokens the rules keep."""
-    lines = _take(logits, wanted)
-    is_out = lines < _take(drawn.floors, wanted)[:, None]
-    scaled = (lines - _take(drawn.peaks, wanted)[:, None]) * wanted.inverse_temperature
+    lines = logits[wanted.index]
+    is_out = lines < drawn.floors[wanted.index, None]
+    scaled = (lines - drawn.peaks[wanted.index, None]) * wanted.inverse_temperature
     return scaled.masked_fill_(is_out, float("-inf"))
 
 
 def _measure(lines: torch.Tensor, wanted: Wanted, drawn: Drawn) -> Measured:
-    tokens = _take(drawn.tokens, wanted)
-    values, ids = measure(lines, tokens, max(wanted.nums))
+    values, ids = measure(lines, drawn.tokens[wanted.index], max(wanted.nums))
     return Measured(wanted, fetch(values), fetch(ids))

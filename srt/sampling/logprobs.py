@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.sample.race import token_weights
+from kernels.sample.race import BLOCK, token_weights
 from kernels.sample.truncate import Truncation, keep_likely
 from srt.wire.params import LogprobEntry, TokenLogprobs
 
@@ -17,6 +17,7 @@ class Wanted:
     most likely tokens each wants."""
 
     places: list[int]
+    index: torch.Tensor  # the same, [P] int64
     nums: list[int]
 
 
@@ -35,7 +36,7 @@ def drawn_logits(
     """Logits of the distribution that each wanted row is drawn from, [P, V]: divided by temperature,
     minus infinity where truncation leaves nothing. logits: [S, V], all other rules applied; peaks: [S],
     their largest. Keeps the very tokens that `draw_truncated` may draw."""
-    rows, tops = logits[wanted.places], peaks[wanted.places]
+    rows, tops = logits[wanted.index], peaks[wanted.index]
     scaled = (rows - tops[:, None]) * wanted.inverse_temperature
     if wanted.cut:
         cut = wanted.cut
@@ -63,8 +64,28 @@ def measure(
     more), best first: [n, 1 + num] float32; and the ids of those, [n, num] int64. Waits for nothing."""
     total = logits.logsumexp(-1, keepdim=True)
     chosen = logits.gather(1, tokens[:, None])
-    values, ids = logits.topk(min(num, logits.shape[1]), dim=-1)
+    values, ids = largest(logits, min(num, logits.shape[1]))
     return torch.cat([chosen, values], dim=1) - total, ids
+
+
+def largest(logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`topk` of each row. They stand in the `num` blocks of the vocabulary with the largest peaks, or
+    behind the last whole block; finding those takes one pass over a row."""
+    whole = logits.shape[1] // BLOCK * BLOCK
+    if num == 0 or whole <= num * BLOCK:
+        values, ids = logits.topk(num, dim=-1)
+        return values, ids
+    blocks = torch.unflatten(logits[:, :whole], 1, (whole // BLOCK, BLOCK))
+    best = blocks.amax(-1).topk(num, dim=-1).indices
+    inside = blocks.gather(1, best[:, :, None].expand(-1, -1, BLOCK)).flatten(1)
+    within = torch.arange(BLOCK, device=logits.device)
+    known = (best[:, :, None] * BLOCK + within).flatten(1)
+    if whole < logits.shape[1]:
+        rest = torch.arange(whole, logits.shape[1], device=logits.device)
+        inside = torch.cat([inside, logits[:, whole:]], dim=1)
+        known = torch.cat([known, rest.expand(len(logits), -1)], dim=1)
+    values, places = inside.topk(num, dim=-1)
+    return values, known.gather(1, places)
 
 
 def list_logprobs(

@@ -66,7 +66,7 @@ class Plan:
     bans: Bans | None
     penalties: PenaltyBatch | None
     draws: Draws | None
-    raw: Wanted
+    raw: Wanted | None
     processed: WantedProcessed | None
 
     @property
@@ -91,7 +91,7 @@ class Planner:
             bans=self._bans(rows, states),
             penalties=self._penalties(states),
             draws=self._draws(rows, states) if with_draws else None,
-            raw=Wanted(**_asks(states, "raw")),
+            raw=self._raw(states),
             processed=self._processed(states),
         )
 
@@ -168,28 +168,34 @@ class Planner:
             max_top_k=max((each.top_k for each in params), default=0),
         )
 
+    def _raw(self, states: list[RowState]) -> Wanted | None:
+        places, nums = _asks(states, "raw")
+        return Wanted(places=places, index=self._ints(places), nums=nums) if places else None
+
     def _processed(self, states: list[RowState]) -> WantedProcessed | None:
-        asks = _asks(states, "processed")
-        if not asks["places"]:
+        places, nums = _asks(states, "processed")
+        if not places:
             return None
-        params = [states[place].params for place in asks["places"]]
+        params = [states[place].params for place in places]
         cut = [place for place, each in enumerate(params) if _is_cut(each)]
         return WantedProcessed(
-            **asks,
+            places=places,
+            index=self._ints(places),
+            nums=nums,
             inverse_temperature=self._column([_inverse_temperature(each) for each in params]),
             cut=cut,
             rules=self._truncation([params[place] for place in cut]),
         )
 
 
-def _asks(states: list[RowState], mode: LogprobsMode) -> dict[str, list[int]]:
-    """The fields of `Wanted` for one mode."""
+def _asks(states: list[RowState], mode: LogprobsMode) -> tuple[list[int], list[int]]:
+    """Which places ask for log-probabilities of one mode, and for how many."""
     found = [
         (place, state.params.logprobs)
         for place, state in enumerate(states)
         if state.params.logprobs is not None and state.params.logprobs_mode == mode
     ]
-    return {"places": [place for place, _ in found], "nums": [num for _, num in found]}
+    return [place for place, _ in found], [num for _, num in found]
 
 
 def _rates(params: SamplingParams) -> tuple[float, float, float]:

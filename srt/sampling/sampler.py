@@ -100,7 +100,7 @@ class Sampler:
             tokens[broken] = 0
         self._advance(plan, tokens)
         found: list[TokenLogprobs | None] = [None] * len(rows)
-        if raw is not None:
+        if raw is not None and plan.raw is not None:
             _fill(found, plan.raw, raw, tokens)
         if plan.processed is not None:
             _fill(found, plan.processed, drawn_logits(logits, peaks, plan.processed), tokens)
@@ -146,11 +146,11 @@ class Sampler:
         self, logits: torch.Tensor, plan: Plan, *, is_masked: bool
     ) -> torch.Tensor | None:
         """The logits of the rows that want raw log-probabilities, safe from the rules."""
-        if not plan.raw.places:
+        if plan.raw is None:
             return None
         if len(plan.raw.places) == len(plan.rows):
             return logits.clone() if plan.changes_logits or is_masked else logits
-        return logits[plan.raw.places]
+        return logits[plan.raw.index]
 
     def _apply_rules(self, logits: torch.Tensor, plan: Plan) -> None:
         flat = logits.view(-1)
@@ -187,7 +187,7 @@ def _fill(
     found: list[TokenLogprobs | None], wanted: Wanted, logits: torch.Tensor, tokens: torch.Tensor
 ) -> None:
     """logits: [P, V], of the wanted rows; tokens: [S], drawn for all."""
-    entries = token_logprobs(logits, tokens[wanted.places], wanted.nums)
+    entries = token_logprobs(logits, tokens[wanted.index], wanted.nums)
     for place, entry in zip(wanted.places, entries, strict=True):
         found[place] = entry
 

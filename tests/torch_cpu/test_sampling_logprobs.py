@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from srt.protocols.forward_batch import RowSetup
+from srt.sampling.logprobs import largest
 from srt.sampling.sampler import Sampler
 from srt.wire.params import SamplingParams, TokenLogprobs
 
@@ -171,3 +172,14 @@ def test_a_retracted_row_goes_on_with_the_same_values() -> None:
         one, two = steady.sample(logits.clone(), [0]), again.sample(logits.clone(), [0])
         assert one.logprobs == two.logprobs and one.tokens.tolist() == two.tokens.tolist()
         tokens = [*tokens, *one.tokens.tolist()]
+
+
+@pytest.mark.parametrize("vocab", [5, 64, 640, 1000, 6401])
+@pytest.mark.parametrize("num", [0, 1, 5])
+def test_the_largest_logits_are_found_block_by_block(vocab: int, num: int) -> None:
+    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(vocab))
+    logits[2, 3:] = float("-inf")  # fewer left than asked for
+    values, ids = largest(logits, num)
+    assert torch.equal(values, logits.topk(num).values)
+    assert torch.equal(logits.gather(1, ids), values)
+    assert all(len(set(line)) == num for line in ids.tolist())
