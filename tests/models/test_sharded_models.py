@@ -61,7 +61,8 @@ def save_families(folder: Path) -> dict[str, Path]:
 
 def test_two_ranks_compute_what_one_computes(tmp_path: Path) -> None:
     folders = save_families(tmp_path)
-    given = {name: str(path) for name, path in folders.items()}, PROMPT
+    paths = {name: str(path) for name, path in folders.items()}
+    given = {**paths, "dummy": paths["llama"]}, PROMPT
     alone = logits_of(ALONE, *given)
     first, second = run_ranks(2, logits_of, *given, folder=tmp_path)
     for name, expected in alone.items():
