@@ -12,7 +12,7 @@ Rows: in `native` and `reference` a row's result does not depend on the other ro
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
@@ -50,6 +50,7 @@ class Linear(Protocol):
         ...
 
 
+@runtime_checkable
 class FusedLinear(Linear, Protocol):
     """What the linears of implementation "triton" also do, in the same launch while tokens are few. The
     results are those of the ops one after the other, up to the rounding of what no longer is stored."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from kernels.linear import Linear
+from kernels.linear import FusedLinear, Linear
 from kernels.ops import Ops
 from srt.layers.parameters import Parameter, Weights
 from srt.models.arch import Arch
@@ -64,14 +64,21 @@ class Family(Protocol):
 
 
 class GatedMlp:
-    """down(silu(gate(x)) * up(x)), with gate and up in one linear."""
+    """down(silu(gate(x)) * up(x)), with gate and up in one linear; where that is a fused one, it does
+    what stands between the two as well."""
 
     __slots__ = ("gate_up", "down", "silu_mul")
 
     def __init__(self, weights: Weights, name: str, ops: Ops) -> None:
         self.gate_up: Linear = weights.linears[f"{name}.gate_up"]
         self.down: Linear = weights.linears[f"{name}.down"]
-        self.silu_mul = ops.silu_mul
+        self.silu_mul = None if isinstance(self.gate_up, FusedLinear) else ops.silu_mul
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.silu_mul(self.gate_up(x)))
+        inner = self.gate_up(x)
+        return self.down(inner if self.silu_mul is None else self.silu_mul(inner))
+
+    def add_normed(self, stream: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """stream + self(rms_norm(stream, weight, eps)), written into `stream`; both linears fused."""
+        assert isinstance(self.gate_up, FusedLinear) and isinstance(self.down, FusedLinear)
+        return self.down.added(self.gate_up.normed(stream, weight, eps), stream)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from kernels.linear import FusedLinear
 from kernels.ops import Ops
 from srt.layers.parameters import Weights
 from srt.models.arch import Arch
@@ -34,6 +35,12 @@ class DenseLayer:
         self.input_norm = weights.tensors.get(f"{name}.input_norm")
         self.mlp_norm = weights.tensors[f"{name}.mlp_norm"]
         self.window = window
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether its linears can take in what stands before and behind them."""
+        linears = (self.qkv, self.out, self.mlp.gate_up, self.mlp.down)
+        return all(isinstance(linear, FusedLinear) for linear in linears)
 
     def project(self, weights: Weights, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
         """What makes q, k and v side by side of x [T, H]."""
@@ -63,6 +70,7 @@ class DenseStack:
         norms = [layer.input_norm for layer in self.layers]
         assert all(norm is not None for norm in norms[1:])
         self.norms = [*norms, weights.tensors.get("norm")]  # each applied before the layer it leads
+        self.is_fused = all(layer.is_fused for layer in self.layers)
 
     def forward(
         self,
@@ -74,6 +82,8 @@ class DenseStack:
         taps: Taps | None = None,
     ) -> torch.Tensor:
         """residual [T, H], what enters the first layer; the rest as in `CausalModel.forward`."""
+        if self.is_fused:
+            return self._forward_fused(residual, batch, pool, attention, keep, taps)
         arch, ops, eps, norms = self.arch, self.ops, self.arch.norm_eps, self.norms
         first = norms[0]
         x = residual if first is None else ops.rms_norm(residual, first, eps)
@@ -82,27 +92,7 @@ class DenseStack:
         for index, layer in enumerate(self.layers):
             if taps is not None:
                 taps.take(index, residual)
-            qkv = layer.qkv(x)
-            q = ops.rope_write_kv(
-                qkv,
-                batch.positions,
-                self.cos_sin,
-                batch.slots,
-                pool.keys(index),
-                pool.values(index),
-                arch.num_heads,
-                arch.num_kv_heads,
-                arch.head_dim,
-                layer.q_norm,
-                layer.k_norm,
-                eps,
-                pool.k_scale(index),
-                pool.v_scale(index),
-                attention.wants_new,
-            )
-            new = self._new_keys(qkv) if attention.wants_new else None
-            x = attention.forward(q, index, pool, scale=self.scale, window=layer.window, new=new)
-            x = x.reshape(-1, arch.q_size)
+            x = self._attend(layer.qkv(x), index, batch, pool, attention)
             if index == early and keep is not None:  # nothing below mixes tokens any more
                 x, residual = x[keep], residual[keep]
             x, residual = ops.add_rms_norm(layer.out(x), residual, layer.mlp_norm, eps)
@@ -114,6 +104,66 @@ class DenseStack:
         if taps is not None:
             taps.take(arch.num_layers, x)
         return x if early == last or keep is None else x[keep]
+
+    def _forward_fused(
+        self,
+        stream: torch.Tensor,
+        batch: AttentionBatch,
+        pool: KVPool,
+        attention: Attention,
+        keep: torch.Tensor | None,
+        taps: Taps | None,
+    ) -> torch.Tensor:
+        """The same, with norms and sums inside the linears. `stream` is written."""
+        arch, eps = self.arch, self.arch.norm_eps
+        last = arch.num_layers - 1
+        early = last if taps is None or arch.num_layers not in taps.layers else -1
+        for index, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=False)):
+            if taps is not None:
+                taps.take(index, stream)
+            assert isinstance(layer.qkv, FusedLinear) and isinstance(layer.out, FusedLinear)
+            qkv = layer.qkv(stream) if norm is None else layer.qkv.normed(stream, norm, eps)
+            x = self._attend(qkv, index, batch, pool, attention)
+            if index == early and keep is not None:
+                x, stream = x[keep], stream[keep]
+            stream = layer.out.added(x, stream)
+            stream = layer.mlp.add_normed(stream, layer.mlp_norm, eps)
+        final = self.norms[-1]
+        x = stream if final is None else self.ops.rms_norm(stream, final, eps)
+        if taps is not None:
+            taps.take(arch.num_layers, x)
+        return x if early == last or keep is None else x[keep]
+
+    def _attend(
+        self,
+        qkv: torch.Tensor,
+        index: int,
+        batch: AttentionBatch,
+        pool: KVPool,
+        attention: Attention,
+    ) -> torch.Tensor:
+        """What layer `index`'s heads gather, side by side, [T, q_size]."""
+        arch, layer = self.arch, self.layers[index]
+        q = self.ops.rope_write_kv(
+            qkv,
+            batch.positions,
+            self.cos_sin,
+            batch.slots,
+            pool.keys(index),
+            pool.values(index),
+            arch.num_heads,
+            arch.num_kv_heads,
+            arch.head_dim,
+            layer.q_norm,
+            layer.k_norm,
+            arch.norm_eps,
+            pool.k_scale(index),
+            pool.v_scale(index),
+            attention.wants_new,
+        )
+        new = self._new_keys(qkv) if attention.wants_new else None
+        x = attention.forward(q, index, pool, scale=self.scale, window=layer.window, new=new)
+        return x.reshape(-1, arch.q_size)
 
     def _new_keys(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """This step's K, rotated in place, and V, [T, kv_heads, head_dim] each."""

@@ -6,7 +6,7 @@ stays on the runner. Life: construct (stamps only), `load`, `allocate`, `init_ba
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -46,9 +46,9 @@ from srt.runner.attention_pair import (
     resolve_draft_attention_backend,
 )
 from srt.runner.dtypes import torch_dtype
-from srt.runner.inputs import StepInputs, build_inputs, locate
+from srt.runner.inputs import StepInputs, build_inputs, locate, send_nowhere
 from srt.runner.page_table import Ints, PageTable
-from srt.runner.staging import Staging
+from srt.runner.staging import Array, Staging
 
 Progress = Callable[[str, float], None]
 
@@ -260,7 +260,7 @@ class ModelRunner:
         """Applies the step's table writes and builds its tensors."""
         assert self._backend is not None
         self.write_table(batch.table_writes)
-        inputs = build_inputs(batch, self.table, self.last_tokens, self.pool.page_size)
+        inputs = build_inputs(batch, self.table, self.last_tokens, self.pool.page_size, self._send)
         self._backend.plan(inputs.attention)
         return inputs
 
@@ -275,6 +275,9 @@ class ModelRunner:
         )
         self.backend.plan(inputs.attention)
         return inputs
+
+    def _send(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
+        return [tensor.to(self.device) for tensor in send_nowhere(arrays)]
 
     def apply_table(self, where: torch.Tensor, pages: torch.Tensor) -> None:
         """Brings the device's page table up to date: both [N] int32, see `PageTable.note`."""
@@ -362,6 +365,7 @@ class ModelRunner:
             self.ops.pack_linear,
             quantization=None if is_stored else quantization_of(name, self.quantization),
             out_dtype=torch.float32 if name == "head" else None,
+            gated=self.device.type == "cuda" and name.endswith(".gate_up"),
             invariant=self.deterministic,
         )
         return pack_share(name, weight, bias, pack, self.group, self.arch.vocab_size)
