@@ -70,7 +70,7 @@ def remove_folder(boot: Boot) -> None:
 def run_scheduler(boot: Boot, control: Control) -> None:
     """Weights first: the sockets are bound only when there is somebody behind them."""
     from srt.launch.parts import build_scheduler_part
-    from srt.scheduler.process import run
+    from srt.scheduler.process import SWITCH_SECONDS, run
     from srt.wire import codec
     from srt.wire.sockets import ZmqPollingReceiver, ZmqSender, close_context, open_context
     from srt.wire.topology import HOPS
@@ -78,6 +78,7 @@ def run_scheduler(boot: Boot, control: Control) -> None:
     stopped = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    sys.setswitchinterval(SWITCH_SECONDS)
     context = open_context()
     outbox = ZmqSender(context, boot.addresses.step, HOPS["step"])
     inbox = ZmqPollingReceiver(context, boot.addresses.work, HOPS["work"], codec.work())

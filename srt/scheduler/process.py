@@ -9,6 +9,9 @@ from srt.wire.channels import ChannelClosed, PollingReceiver
 from srt.wire.messages import WorkMessage
 
 IDLE_SECONDS = 1.0  # how often an idle loop looks whether to stop
+# How long another thread of the process (one that compiles grammars) may keep the interpreter while the
+# loop wants it. Python's own value is 5 ms, for every time that the loop has touched a socket.
+SWITCH_SECONDS = 1e-4
 
 
 def run(
