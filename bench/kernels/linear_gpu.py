@@ -1,4 +1,4 @@
-"""python -m bench.kernels.linear_gpu [--quick]: the GPU's linears beside cuBLAS, after a check.
+"""python -m bench.kernels.linear_gpu [--quick] [--kind fp8]: the GPU's linears beside the library's.
 
 Times are of launches in a CUDA graph, each with another copy of the weight, so that none is in the L2
 cache. Without --quick plans are searched for, and the best printed as `kernels.linear.plans` has them.
@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 
 import torch
 import torch.nn.functional as F
 
 from bench.kernels.graph_timing import time_calls
-from kernels.launch import ANY_INT
+from kernels.launch import ANY_FLOAT, ANY_INT
+from kernels.linear.fp8 import multiply
+from kernels.linear.int4 import Int4Linear
+from kernels.linear.int4_kernels import int4_rows
 from kernels.linear.launches import Extras, Kernels, Stored
-from kernels.linear.plans import TOKEN_TILES, Plan, StreamPlan, TilePlan, stream_plan, tile_plan
+from kernels.linear.plans import TOKEN_TILES, Plan, StreamPlan, TilePlan, few_plan
+from kernels.linear.quantized import FP8, quantize_fp8, quantize_int4, quantize_tokens
 from kernels.linear.stream import stream_rows
 from kernels.linear.tiles import tile_rows
 from kernels.linear.triton import pack
 
+GROUP = 128
 BF16 = torch.bfloat16
 MODELS: dict[str, dict[str, tuple[int, int, int]]] = {  # rows, columns, how often in a step
     "Llama-8B": {
@@ -50,116 +56,171 @@ MODELS: dict[str, dict[str, tuple[int, int, int]]] = {  # rows, columns, how oft
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PREFETCHES = ((0, 0), (1024, 528), (2048, 1056))  # columns, programs
 ROTATED_BYTES = 260e6  # more than four times the L2 cache
+ORDER = (1, 16, 2, 4, 32, 64)  # of TOKEN_TILES, in which they are searched
+STREAMS = (
+    (8, 512, 4, 4),
+    (8, 1024, 3, 4),
+    (8, 1024, 1, 4),
+    (16, 512, 4, 8),
+    (4, 1024, 4, 4),
+    (4, 1024, 1, 4),
+    (2, 1024, 4, 4),
+)
+FEW_STREAMS = (
+    (8, 512, 4, 4),
+    (4, 512, 4, 4),
+    (4, 1024, 4, 4),
+    (4, 1024, 3, 8),
+    (2, 1024, 4, 4),
+    (8, 1024, 3, 8),
+)
+TILES = {
+    16: ((64, 128, 4, 4), (64, 128, 6, 4), (64, 256, 3, 4), (32, 256, 4, 2), (16, 256, 4, 1)),
+    32: ((64, 128, 4, 4), (64, 256, 3, 4), (128, 128, 4, 4)),
+    64: ((64, 128, 4, 4), (128, 128, 3, 4), (128, 128, 4, 8)),
+}
+Best = dict[tuple[int, int, int], Plan | None]
 
 
-def stream_plans() -> Iterator[StreamPlan]:
-    for rows, block, stages, warps in (
-        (8, 512, 4, 4),
-        (8, 1024, 3, 4),
-        (8, 1024, 1, 4),
-        (16, 512, 4, 8),
-        (4, 1024, 4, 4),
-        (4, 1024, 1, 4),
-        (2, 1024, 4, 4),
-    ):
-        for prefetch, wave in PREFETCHES:
+def stream_plans(kind: str, tokens: int) -> Iterator[StreamPlan]:
+    if tokens > 1:
+        for shape in FEW_STREAMS:
+            yield StreamPlan(*shape)
+        return
+    for rows, block, stages, warps in STREAMS:
+        if kind == "fp8" and stages > 1:
+            yield StreamPlan(rows, block, stages + 2, warps)
+        for prefetch, wave in PREFETCHES if kind == "plain" else PREFETCHES[:1]:
             yield StreamPlan(rows, block, stages, warps, prefetch, wave)
 
 
-def tile_plans(tokens: int, rows: int, size: int) -> Iterator[TilePlan]:
-    shapes = {
-        16: ((64, 128, 4, 4), (64, 128, 6, 4), (64, 256, 3, 4), (32, 256, 4, 2), (16, 256, 4, 1)),
-        32: ((64, 128, 4, 4), (64, 256, 3, 4), (128, 128, 4, 4)),
-        64: ((64, 128, 4, 4), (128, 128, 3, 4), (128, 128, 4, 8)),
-    }
-    for height, block, stages, warps in shapes[tokens]:
+def tile_plans(kind: str, tokens: int, rows: int, size: int) -> Iterator[TilePlan]:
+    for height, block, stages, warps in TILES[tokens]:
+        if kind == "int4" and (warps < 4 or block != 128):
+            continue
+        if kind == "fp8":
+            block *= 2
         for splits in (1, 2, 4, 8):
             tiles = -(-rows // height) * splits
             is_fit = size % (splits * block) == 0 and (splits == 1 or tiles <= 1100)
             if is_fit and tiles >= 60:
-                for prefetch, wave in ((0, 0), (256, 264 // splits)):
-                    yield TilePlan(
-                        height, block, stages, warps, splits, prefetch=prefetch, wave=wave
-                    )
+                for prefetch in (0, 256) if kind == "plain" else (0,):
+                    wave = 264 // splits if prefetch else 0
+                    shape = (height, block, stages, warps, splits)
+                    yield TilePlan(*shape, prefetch=prefetch, wave=wave)
 
 
-def compile_plan(job: tuple[Plan, int, int]) -> None:
+def candidates(kind: str, rows: int, size: int, tokens: int) -> list[Plan]:
+    if tokens >= 16:
+        return list(tile_plans(kind, tokens, rows, size))
+    if kind == "int4":
+        return list(tile_plans(kind, 16, rows, size)) if tokens == 1 else []
+    return list(stream_plans(kind, tokens))
+
+
+def compile_plan(job: tuple[str, Plan, int, int]) -> None:
     """Into Triton's cache on the disk, from where the measuring process takes it."""
-    plan, size, tokens = job  # every rows are a multiple of the plan's
-    options = {"num_warps": plan.warps, "num_stages": 3, "launch_pdl": True}
+    kind, plan, size, tokens = job  # all numbers of rows are multiples of the plan's
+    options = {"num_warps": plan.warps, "num_stages": 3, "launch_pdl": True, "grid": (1, 1, 1)}
+    weight = FP8 if kind == "fp8" else BF16
+    scale = torch.float32 if kind == "fp8" else None
+    height = (plan.rows, plan.stages) if kind == "int4" else (plan.rows, plan.block, plan.stages)
     if isinstance(plan, StreamPlan):
-        types = (BF16, None, BF16, None, None, None, BF16)
-        shape = (size, plan.rows, plan.block, plan.stages)
-        constants = (*shape, True, min(plan.prefetch, size), plan.wave, False, True)
-        stream_rows.warmup(*types, ANY_INT, 0.5, *constants, grid=(1, 1, 1), **options)
+        types = [BF16, None, weight, scale, None, None, BF16, ANY_INT, ANY_INT, ANY_FLOAT]
+        flags = [True, min(plan.prefetch, size), plan.wave, False, True]
+        stream_rows.warmup(*types, size, tokens, *height, *flags, **options)
         return
     parts = torch.float32 if plan.splits > 1 else None
-    tile_types = (BF16, None, BF16, None, None, None, BF16, parts, torch.int32)
-    tile_shape = (size, tokens, plan.rows, plan.block, plan.stages, plan.splits, 1)
-    prefetch = min(plan.prefetch, size // plan.splits)
-    flags = (True, False, prefetch, plan.wave, False, True)
-    tile_rows.warmup(*tile_types, ANY_INT, ANY_INT, *tile_shape, *flags, grid=(1, 1, 1), **options)
+    rest = [None, None, BF16, parts, torch.int32, ANY_INT, ANY_INT, size]
+    cuts = [max(tokens, 16), *height, plan.splits, 1]
+    flags = [False, min(plan.prefetch, size // plan.splits), plan.wave, False, True]
+    if kind == "int4":
+        read: list[torch.dtype | None] = [BF16, torch.uint8]
+        int4_rows.warmup(*read, *read, *rest, GROUP, 64, *cuts, *flags, **options)
+        return
+    read = [weight, scale]
+    tile_rows.warmup(*read, *read, *rest, *cuts, True, *flags, **options)
 
 
 class Case:
     """A linear with as many copies of its weight as the L2 cache cannot hold."""
 
-    def __init__(self, rows: int, size: int) -> None:
-        self.rows, self.size = rows, size
-        copies = max(2, round(ROTATED_BYTES / (2 * rows * size)))
-        self.weights = [
-            torch.randn(rows, size, device="cuda").mul_(size**-0.5).to(BF16) for _ in range(copies)
-        ]
+    def __init__(self, kind: str, rows: int, size: int) -> None:
+        self.kind, self.rows, self.size = kind, rows, size
+        self.bytes = {"plain": 2.0, "fp8": 1.0, "int4": 0.5 + 3 / GROUP}[kind] * rows * size
+        self.plain: list[torch.Tensor] = []
+        self.stored: list[Stored] = []
+        self.int4: list[Int4Linear] = []
+        for _ in range(max(2, round(ROTATED_BYTES / self.bytes))):
+            weight = torch.randn(rows, size, device="cuda", dtype=BF16).mul_(size**-0.5)
+            if kind == "int4":
+                self.int4.append(Int4Linear(quantize_int4(weight, GROUP), None, None))
+            elif kind == "fp8":
+                values = quantize_fp8(weight)
+                self.stored.append(Stored(weight=values.values, scale=values.scales))
+            else:
+                self.stored.append(Stored(weight=weight))
+            if kind == "plain" or not self.plain:
+                self.plain.append(weight)
         self.kernels = Kernels(rows, torch.device("cuda"))
 
-    def run(self, plan: Plan, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        out = x.new_empty((x.shape[0], self.rows))
-        stored = Stored(weight=weight)
-        self.kernels.run(stored, x, out, Extras(), plan)
+    def calls(self, plan: Plan | None, x: torch.Tensor) -> list[Callable[[], torch.Tensor]]:
+        """One for each copy; plan None: the library, in bfloat16 for int4."""
+        if plan is None and self.kind != "fp8":
+            return [partial(F.linear, x, weight) for weight in self.plain]
+        if isinstance(plan, TilePlan) and self.kind == "int4":
+            return [partial(each.run, x, None, plan) for each in self.int4]
+        extras, values = Extras(), x
+        if self.kind == "fp8" and not isinstance(plan, StreamPlan):
+            values, scales = quantize_tokens(x)
+            if plan is None:
+                return [partial(multiply, values, scales, each, BF16) for each in self.stored]
+            extras = Extras(x_scale=scales)
+        assert plan is not None
+        return [partial(self._run, plan, values, extras, stored) for stored in self.stored]
+
+    def _run(self, plan: Plan, x: torch.Tensor, extras: Extras, stored: Stored) -> torch.Tensor:
+        out = torch.empty((x.shape[0], self.rows), dtype=BF16, device="cuda")
+        self.kernels.run(stored, x, out, extras, plan)
         return out
 
     def check(self, plan: Plan, tokens: int) -> None:
-        x = torch.randn(tokens, self.size, device="cuda").to(BF16)
-        exact = x.float() @ self.weights[0].float().t()
-        error = (self.run(plan, x, self.weights[0]).float() - exact).norm() / exact.norm()
-        assert error < 4e-3, f"{plan} [{tokens}, {self.rows}, {self.size}]: error {error:.1e}"
+        x = torch.randn(tokens, self.size, device="cuda", dtype=BF16)
+        exact = x.float() @ self.plain[0].float().t()
+        error = (self.calls(plan, x)[0]().float() - exact).norm() / exact.norm()
+        limit = {"plain": 4e-3, "fp8": 5e-2, "int4": 0.15}[self.kind]
+        assert error < limit, f"{plan} [{tokens}, {self.rows}, {self.size}]: error {error:.1e}"
 
     def time(self, plan: Plan | None, tokens: int, rounds: int = 5) -> float:
-        """Microseconds a call; None: cuBLAS."""
-        x = torch.randn(tokens, self.size, device="cuda").to(BF16)
-        if plan is None:
-            calls = [lambda w=w: F.linear(x, w) for w in self.weights]
-        else:
-            calls = [lambda w=w: self.run(plan, x, w) for w in self.weights]
-        return time_calls(calls, rounds=rounds)
+        """Microseconds a call."""
+        x = torch.randn(tokens, self.size, device="cuda", dtype=BF16)
+        return time_calls(self.calls(plan, x), rounds=rounds)
 
     def speed(self, microseconds: float) -> float:
         """TB/s of the weight."""
-        return 2 * self.rows * self.size / microseconds / 1e6
+        return self.bytes / microseconds / 1e6
 
 
-def candidates(rows: int, size: int, tokens: int) -> list[Plan]:
-    if tokens == 1:
-        return list(stream_plans())
-    return list(tile_plans(tokens, rows, size))
-
-
-def search() -> dict[tuple[int, int, int], Plan | None]:
-    """The fastest plan by (rows, columns, 1 or token tile). Prints the first few of each."""
-    shapes = [(n, k) for model in MODELS.values() for n, k, _ in model.values()]
-    tiles = (1, *TOKEN_TILES)
+def search(kind: str, shapes: list[tuple[int, int]]) -> Best:
+    """The fastest plan by (rows, columns, tokens of TOKEN_TILES). Prints the first few of each."""
     begin = time.perf_counter()
-    jobs = {(plan, k, t) for n, k in shapes for t in tiles for plan in candidates(n, k, t)}
+    jobs = {
+        (kind, plan, k, t) for n, k in shapes for t in ORDER for plan in candidates(kind, n, k, t)
+    }
     with ProcessPoolExecutor(15, get_context("spawn")) as pool:
         list(pool.map(compile_plan, sorted(jobs, key=repr), chunksize=4))
     print(f"compiled {len(jobs)} kernels in {time.perf_counter() - begin:.0f} s", flush=True)
-    best: dict[tuple[int, int, int], Plan | None] = {}
-    for n, k in dict.fromkeys(shapes):
-        case = Case(n, k)
-        for tile in tiles:
+    best: Best = {}
+    for n, k in shapes:
+        case = Case(kind, n, k)
+        for tile in ORDER:
             tokens = 8 if tile == 16 else tile
             times: list[tuple[float, Plan]] = []
-            for plan in candidates(n, k, tile):
+            plans = candidates(kind, n, k, tile)
+            tiled = best.get((n, k, 16))
+            if tile in (2, 4) and tiled is not None:
+                plans.append(tiled)
+            for plan in plans:
                 try:
                     case.check(plan, tokens)
                     times.append((case.time(plan, tokens, rounds=3), plan))
@@ -167,20 +228,15 @@ def search() -> dict[tuple[int, int, int], Plan | None]:
                     print(f"  left out {plan}: {str(error)[:90]}")
             times.sort(key=lambda entry: entry[0])
             library = case.time(None, tokens)
-            best[n, k, tile] = times[0][1] if tile == 1 or times[0][0] < library else None
+            is_ours = times and (tile == 1 or times[0][0] < library)
+            best[n, k, tile] = times[0][1] if is_ours else None
             shown = "; ".join(
                 f"{t:.1f} us {case.speed(t):.2f} TB/s {p}" for t, p in times[:3] + times[-1:]
             )
-            print(f"[{n}, {k}] x {tokens}: cuBLAS {library:.1f} us; {shown}", flush=True)
-    print(f"searched in {time.perf_counter() - begin:.0f} s")
-    print("STREAM = {")
-    for (n, k, tile), chosen in best.items():
-        if tile == 1:
-            print(f"    ({n}, {k}): {chosen},")
-    print("}\nTILES = {")
-    for (n, k, tile), chosen in best.items():
-        if tile != 1:
-            print(f"    ({n}, {k}, {tile}): {chosen},")
+            print(f"[{n}, {k}] x {tokens}: library {library:.1f} us; {shown}", flush=True)
+    print(f"searched in {time.perf_counter() - begin:.0f} s\n{kind.upper()}: Table = {{")
+    for place, chosen in best.items():
+        print(f"    {place}: {chosen},")
     print("}")
     return best
 
@@ -199,19 +255,17 @@ def check_packed() -> None:
     print("packed linears are right")
 
 
-def show_table(best: dict[tuple[int, int, int], Plan | None]) -> None:
-    print(f"us a call and TB/s of the weight: ours / cuBLAS; M = {TOKENS}")
+def show_table(kind: str, best: Best) -> None:
+    print(f"us a call and TB/s of the weight: ours / library; M = {TOKENS}")
     for model, linears in MODELS.items():
         sums = {tokens: [0.0, 0.0] for tokens in TOKENS}
         for name, (n, k, count) in linears.items():
-            case, cells = Case(n, k), []
+            case, cells = Case(kind, n, k), []
             for tokens in TOKENS:
-                tile = 1 if tokens == 1 else next((t for t in TOKEN_TILES if tokens <= t), 0)
+                tile = next((t for t in TOKEN_TILES if tokens <= t), 0)
                 found = best.get((n, k, tile))
                 if not best and tile:
-                    found = (
-                        stream_plan(n, k, "plain") if tile == 1 else tile_plan(n, k, tile, "plain")
-                    )
+                    found = few_plan(n, k, tile, kind)
                 library = case.time(None, tokens)
                 ours = library if found is None else case.time(found, tokens)
                 sums[tokens][0] += count * min(ours, library)
@@ -223,14 +277,24 @@ def show_table(best: dict[tuple[int, int, int], Plan | None]) -> None:
         for tokens, (ours, library) in sums.items():
             print(
                 f"{model} a step of {tokens}: {ours / 1e3:.3f} ms ({total / ours / 1e6:.2f} TB/s), "
-                f"cuBLAS {library / 1e3:.3f} ms; floor at 4.3 TB/s {total / 4.3e9:.3f} ms"
+                f"library {library / 1e3:.3f} ms; floor at 4.3 TB/s {total / 4.3e9:.3f} ms"
             )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="the plans as they are, no search")
-    quick = parser.parse_args().quick
+    parser.add_argument("--kind", default="plain", choices=("plain", "fp8", "int4"))
+    options = parser.parse_args()
     torch.manual_seed(int(time.time()))
-    check_packed()
-    show_table({} if quick else search())
+    if options.kind == "plain":
+        check_packed()
+    every = [
+        (n, k)
+        for model, linears in MODELS.items()
+        for name, (n, k, _) in linears.items()
+        if options.kind == "plain" or (name != "head" and model != "Qwen3-0.6B")
+    ]
+    found = {} if options.quick else search(options.kind, every)
+    if options.kind == "plain":
+        show_table(options.kind, found)

@@ -10,6 +10,7 @@ from kernels.launch import Launcher
 from kernels.linear import plans
 from kernels.linear.gate import bind as bind_gate
 from kernels.linear.int4_kernels import expand_rows, int4_rows
+from kernels.linear.launches import SMALLEST_TOKENS
 from kernels.linear.quantized import Int4Weight, half_unit
 from kernels.rms_norm.triton import bind as bind_norms
 
@@ -49,15 +50,21 @@ class Int4Linear:
         return self._run(x, residual)
 
     def _run(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        weight, tokens = self._weight, x.shape[0]
-        plan = self._plans.find(tokens)
+        plan = self._plans.find(x.shape[0])
         if plan is None:
             return self._many(x, residual)
         assert isinstance(plan, plans.TilePlan)
+        return self.run(x, residual, plan)
+
+    def run(
+        self, x: torch.Tensor, residual: torch.Tensor | None, plan: plans.TilePlan
+    ) -> torch.Tensor:
+        """By the plan, whatever the number of tokens."""
+        weight, tokens = self._weight, x.shape[0]
         out = residual
         if out is None:
             out = x.new_empty((tokens, self._channels), dtype=self._out_dtype)
-        tile = plan.tokens or plans.token_tile(tokens)
+        tile = plan.tokens or max(plans.token_tile(tokens), SMALLEST_TOKENS)
         grid = (-(-tokens // tile), -(-self._num_rows // plan.rows), plan.splits)
         parts = None
         if plan.splits > 1:

@@ -13,14 +13,14 @@ from kernels.linear.stream import stream_rows
 from kernels.linear.tiles import tile_rows
 
 Norm = tuple[torch.Tensor, float]  # weight [K] and eps
-SMALLEST_ROWS = 16  # of a tile
+SMALLEST_ROWS = SMALLEST_TOKENS = 16  # of a tile
 ALIGNED = 16  # elements of a row that every kernel reads at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What a kernel does besides the product. Before it: `norm` (of one token), `x_scale` [M] of tokens
-    that were quantized. Behind it the gate (channels 2i and 2i + 1 are gate and up of channel i), or the
+    """What a kernel does besides the product. Before it: `norm`, of a stream only, or `x_scale` [M], of
+    quantized tokens. Behind it the gate (channels 2i and 2i + 1 are gate and up of channel i), or the
     residual [M, N] is added."""
 
     norm: Norm | None = None
@@ -71,11 +71,12 @@ class Kernels:
         norm, eps = extras.norm or (None, 0.0)
         is_even = num_rows % plan.rows == 0 and size % plan.block == 0
         prefetch = 0 if size % ALIGNED else min(plan.prefetch, size)
-        shape = (plan.rows, plan.block, plan.stages)
+        tokens = x.shape[0]
+        shape = (plans.token_tile(tokens), plan.rows, plan.block, plan.stages)
         self._stream(
             (-(-num_rows // plan.rows), 1, 1),
             (x, norm, stored.weight, stored.scale, stored.bias, extras.residual, out),
-            (num_rows, eps),
+            (tokens, num_rows, eps),
             (size, *shape, is_even, prefetch, plan.wave, extras.gated),
             num_warps=plan.warps,
         )
@@ -89,7 +90,7 @@ class Kernels:
         plan: plans.TilePlan,
     ) -> None:
         num_rows, size = stored.weight.shape
-        tokens = plan.tokens or plans.token_tile(x.shape[0])
+        tokens = plan.tokens or max(plans.token_tile(x.shape[0]), SMALLEST_TOKENS)
         grid = (-(-x.shape[0] // tokens), -(-num_rows // plan.rows), plan.splits)
         parts = None
         if plan.splits > 1:

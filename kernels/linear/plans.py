@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TOKEN_TILES = (16, 32, 64)  # how many tokens a program of `tiles` takes at once
+TOKEN_TILES = (1, 2, 4, 16, 32, 64)  # tokens that are planned for; others as the next
 LARGEST_TILE = TOKEN_TILES[-1]
 
 
@@ -42,28 +42,28 @@ class TilePlan:
 
 
 Plan = StreamPlan | TilePlan
+Table = dict[tuple[int, int, int], Plan | None]  # by N, K and tokens of TOKEN_TILES
 
-STREAM: dict[tuple[int, int], StreamPlan] = {
-    (6144, 4096): StreamPlan(8, 1024, 3, 4),
-    (4096, 4096): StreamPlan(16, 512, 4, 8),
-    (28672, 4096): StreamPlan(8, 512, 4, 4),
-    (4096, 14336): StreamPlan(4, 1024, 1, 4),
-    (128256, 4096): StreamPlan(4, 1024, 4, 4),
-    (4096, 1024): StreamPlan(4, 1024, 4, 4),
-    (1024, 2048): StreamPlan(8, 1024, 1, 4),
-    (6144, 1024): StreamPlan(4, 1024, 4, 4),
-    (1024, 3072): StreamPlan(8, 1024, 3, 4),
-    (151936, 1024): StreamPlan(4, 1024, 4, 4),
-    (7168, 5120): StreamPlan(4, 1024, 4, 4),
-    (5120, 5120): StreamPlan(8, 512, 4, 4),
-    (34816, 5120): StreamPlan(4, 1024, 4, 4),
-    (5120, 17408): StreamPlan(8, 1024, 3, 4),
-    (151936, 5120): StreamPlan(4, 1024, 4, 4),
+PLAIN: Table = {
+    (6144, 4096, 1): StreamPlan(8, 1024, 3, 4),
+    (4096, 4096, 1): StreamPlan(16, 512, 4, 8),
+    (28672, 4096, 1): StreamPlan(8, 512, 4, 4),
+    (4096, 14336, 1): StreamPlan(4, 1024, 1, 4),
+    (128256, 4096, 1): StreamPlan(4, 1024, 4, 4),
+    (4096, 1024, 1): StreamPlan(4, 1024, 4, 4),
+    (1024, 2048, 1): StreamPlan(8, 1024, 1, 4),
+    (6144, 1024, 1): StreamPlan(4, 1024, 4, 4),
+    (1024, 3072, 1): StreamPlan(8, 1024, 3, 4),
+    (151936, 1024, 1): StreamPlan(4, 1024, 4, 4),
+    (7168, 5120, 1): StreamPlan(4, 1024, 4, 4),
+    (5120, 5120, 1): StreamPlan(8, 512, 4, 4),
+    (34816, 5120, 1): StreamPlan(4, 1024, 4, 4),
+    (5120, 17408, 1): StreamPlan(8, 1024, 3, 4),
+    (151936, 5120, 1): StreamPlan(4, 1024, 4, 4),
 }
-TILES: dict[tuple[int, int, int], TilePlan | None] = {}
-STREAM_FP8: dict[tuple[int, int], StreamPlan] = {}
-TILES_INT4: dict[tuple[int, int, int], TilePlan | None] = {}
-TILES_FP8: dict[tuple[int, int, int], TilePlan | None] = {}
+INT4: Table = {}
+FP8: Table = {}
+ANY_STREAM = StreamPlan(rows=4, block=1024, stages=4, warps=4)
 
 MULTIPROCESSORS = 132
 SMALL = 8 << 20  # elements of a weight, up to which tiles beat the library
@@ -75,43 +75,32 @@ class Plans:
     how many there are, so K is cut alike for all."""
 
     def __init__(self, num_rows: int, size: int, *, kind: str, invariant: bool) -> None:
-        self._single: Plan | None = None
         self._many: Plan | None = None
-        self._tiles: dict[int, Plan | None] = dict.fromkeys(TOKEN_TILES)
         if invariant:
             few = fill_device(num_rows, size, rows=64, block=128, stages=4)
-            self._single, self._tiles = few, dict.fromkeys(TOKEN_TILES, few)
+            self._few: dict[int, Plan | None] = dict.fromkeys(TOKEN_TILES, few)
             self._many = many_alike(few, kind)
-            return
-        if kind != "library":
-            self._tiles = {
-                tokens: tile_plan(num_rows, size, tokens, kind) for tokens in TOKEN_TILES
-            }
-        self._single = self._tiles[TOKEN_TILES[0]]
-        if kind != "int4":
-            self._single = stream_plan(num_rows, size, kind)
+        else:
+            self._few = {tokens: few_plan(num_rows, size, tokens, kind) for tokens in TOKEN_TILES}
 
     def find(self, num_tokens: int) -> Plan | None:
         """None: the library's turn, and for no tokens too."""
-        if num_tokens == 1:
-            return self._single
         if num_tokens > LARGEST_TILE:
             return self._many
-        return self._tiles[token_tile(num_tokens)] if num_tokens else None
+        return self._few[token_tile(num_tokens)] if num_tokens else None
 
 
-def stream_plan(num_rows: int, size: int, kind: str) -> StreamPlan:
-    """One token."""
-    if kind == "fp8":
-        return STREAM_FP8.get((num_rows, size), StreamPlan(rows=8, block=1024, stages=4, warps=4))
-    return STREAM.get((num_rows, size), StreamPlan(rows=4, block=1024, stages=4, warps=4))
-
-
-def tile_plan(num_rows: int, size: int, tokens: int, kind: str) -> TilePlan | None:
-    """`tokens`: of TOKEN_TILES. None: the vendor's library is as fast."""
-    table = {"plain": TILES, "fp8": TILES_FP8, "int4": TILES_INT4}[kind]
+def few_plan(num_rows: int, size: int, tokens: int, kind: str) -> Plan | None:
+    """`tokens`: of TOKEN_TILES. None: the library is as fast."""
+    if kind == "library":
+        return ANY_STREAM if tokens == 1 else None
+    table = {"plain": PLAIN, "fp8": FP8, "int4": INT4}[kind]
     if (num_rows, size, tokens) in table:
         return table[num_rows, size, tokens]
+    if tokens == 1 and kind == "plain":
+        return ANY_STREAM
+    if tokens == 1 and kind == "fp8":
+        return StreamPlan(rows=8, block=1024, stages=4, warps=4)
     if kind == "plain" and num_rows * size > SMALL:
         return None
     block = 256 if kind == "fp8" else 128

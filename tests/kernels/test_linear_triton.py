@@ -108,3 +108,24 @@ def test_an_invariant_linear_gives_a_token_the_same_bits_in_any_company(
     whole = packed(x)
     for first, last in ((0, 1), (3, 5), (20, 40), (60, 120), (0, 70)):
         assert torch.equal(packed(x[first:last].contiguous()), whole[first:last])
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_few_tokens_in_one_stream(tokens, gated, device):
+    """The kernel by itself: which numbers of tokens it is planned for is a matter of measurement."""
+    from kernels.linear.launches import Extras, Kernels, Stored
+    from kernels.linear.plans import StreamPlan
+
+    x, weight, bias = inputs(tokens, 52, 200, device)
+    norm = torch.rand(200, device=device).add_(0.5).to(BF16)
+    residual = None if gated else torch.randn(tokens, 52, device=device).to(BF16)
+    exact = exactly(rms_norm(x, norm, 1e-5), weight, bias)
+    pairs = torch.cat((exact[:, ::2], exact[:, 1::2]), dim=1)
+    exact = silu_mul(pairs) if residual is None else exact + residual.float()
+    out = x.new_empty((tokens, 26 if gated else 52))
+    extras = Extras(norm=(norm, 1e-5), residual=residual, gated=gated)
+    stored = Stored(weight=weight, bias=bias)
+    plan = StreamPlan(rows=8, block=64, stages=2, warps=4)
+    Kernels(52, torch.device(device)).run(stored, x, out, extras, plan)
+    close(out, exact, 3e-2 if gated else 1.5e-2)
