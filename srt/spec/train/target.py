@@ -13,7 +13,9 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from kernels.linear.quantized import QuantizedWeight
 from srt.config.facts import ModelFacts
+from srt.errors import ConfigError
 from srt.layers.parameters import Weights
 from srt.layers.rope import build_cos_sin
 from srt.loading.checkpoint import open_checkpoint
@@ -170,7 +172,15 @@ def load_target(
     )
     weights = fill(
         parameters, checkpoint.tensors, dtype=dtype, device=device,
-        pack=lambda name, weight, bias: PlainLinear(weight, bias), origin=str(path),
+        pack=_pack, origin=str(path),
     )  # fmt: skip
     cos_sin = build_cos_sin(arch.rope, max_tokens, device, checkpoint.rope_divisors)
     return DenseTarget(arch, weights, cos_sin)
+
+
+def _pack(
+    name: str, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None
+) -> PlainLinear:
+    if not isinstance(weight, torch.Tensor):
+        raise ConfigError(f"{name} is quantized; a draft is trained on a target that is not")
+    return PlainLinear(weight, bias)
