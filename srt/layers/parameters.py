@@ -12,7 +12,7 @@ import torch
 from kernels.linear import Linear
 from kernels.linear.quantized import QuantizedWeight
 
-ParameterKind = Literal["tensor", "norm", "linear", "index"]
+ParameterKind = Literal["tensor", "norm", "linear", "index", "exact"]
 Sharding = Literal["heads", "column", "row", "vocabulary"]
 
 # What several ranks divide among themselves, by the last word of a linear's name, and how:
@@ -49,7 +49,8 @@ class Parameter:
     """One tensor of the running model: its parts, stacked along rows in this order.
 
     A linear has weights [out, in] and may have biases [out]; it is packed as soon as its last part has
-    arrived, so a fused linear never exists twice. An index keeps its integers.
+    arrived, so a fused linear never exists twice. An index keeps its integers, an
+    exact tensor the type it is stored in.
     """
 
     name: str

@@ -63,7 +63,7 @@ def fill(
         if source in seen:
             raise ConfigError(f"{origin}: tensor {source!r} is there twice")
         seen.add(source)
-        is_index = wanted[source][0][0].parameter.kind == "index"
+        keeps_type = wanted[source][0][0].parameter.kind in ("index", "exact")
         kept: dict[Cut | None, Value] = {}
         for pending, part in wanted[source]:
             if tuple(given.shape) != part.shape:
@@ -73,7 +73,7 @@ def fill(
                 )
             if part.cut not in kept:
                 share = given if part.cut is None else part.cut.of(given)
-                moved = share.to(device=device, dtype=None if is_index else dtype)
+                moved = share.to(device=device, dtype=None if keeps_type else dtype)
                 kept[part.cut] = moved.contiguous()
             pending.arrived[source] = kept[part.cut]
             if pending.is_complete:

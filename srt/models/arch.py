@@ -7,6 +7,7 @@ from typing import Any
 
 from srt.config.facts import ModelFacts
 from srt.errors import ConfigError
+from srt.layers.moe import MoeArch
 from srt.layers.rope import RopeScaling, read_rope_scaling
 
 
@@ -31,6 +32,7 @@ class Arch:
     mlp_bias: bool
     rope: RopeScaling
     windows: tuple[int | None, ...]
+    moe: MoeArch | None = None
 
     @property
     def q_size(self) -> int:
