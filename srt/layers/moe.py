@@ -21,8 +21,8 @@ import torch.nn.functional as F
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
     """How tokens get their experts. `groups`: experts come in so many groups of neighbours, and only
-    those of the `top_groups` best can be chosen; a group is as good as its best expert, or as its two best
-    together where there is a bias. `renormalize`: the chosen weights sum up to 1, then `scale`."""
+    those of the `top_groups` best can be chosen; a group is as good as its best expert, or as its two
+    best together where there is a bias. `renormalize`: the chosen weights sum up to 1, then `scale`."""
 
     num_experts: int
     top_k: int
