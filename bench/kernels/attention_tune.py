@@ -9,91 +9,95 @@ from multiprocessing import get_context
 
 import torch
 
-from bench.kernels.attention import HEADS, KV_HEADS, PAGE_SIZE, Case, check, exact, make_case, rate
+from bench.kernels.attention import (
+    BF16,
+    FP8,
+    HEADS,
+    KV_HEADS,
+    PAGE_SIZE,
+    Case,
+    check,
+    exact,
+    make_case,
+)
 from bench.kernels.device import microseconds
 from kernels.paged_attention.tiles import cut_tiles
 from kernels.paged_attention.triton import Attention, TileShape, Work
 
+DECODES = (
+    (1, 200),
+    (1, 1000),
+    (8, 1000),
+    (32, 200),
+    (32, 1000),
+    (64, 1000),
+    (128, 800),
+    (256, 800),
+)
+NARROW_DECODES = ((1, 200), (32, 1000), (256, 800))
+PREFILLS = ((1, 1024), (4, 2048))
+SLOTS = 132 * 8  # programs beyond which a split is not tried
+
+
+def tile(
+    rows: int, block: int, warps: int, stages: int, *, early: bool = False, two_loops: bool = False
+) -> TileShape:
+    return TileShape(
+        rows=rows,
+        block=block,
+        warps=warps,
+        stages=stages,
+        per_sm=0,
+        least=block,
+        early=early,
+        two_loops=two_loops,
+    )
+
 
 def decode_shapes() -> Iterator[TileShape]:
-    for block, warps, stages, carry in (
-        (64, 4, 3, True),
-        (64, 4, 4, True),
-        (64, 4, 5, False),
-        (64, 4, 7, False),
-        (64, 2, 3, True),
-        (64, 8, 3, True),
-        (32, 4, 4, True),
-        (32, 2, 4, True),
-        (32, 4, 7, False),
-        (128, 4, 3, True),
-        (128, 8, 3, True),
+    for block, warps, stages in (
+        (64, 4, 3),
+        (64, 4, 4),
+        (64, 2, 3),
+        (64, 8, 3),
+        (32, 4, 4),
+        (32, 2, 5),
+        (128, 4, 2),
+        (128, 4, 3),
+        (128, 8, 3),
     ):
-        yield TileShape(
-            rows=16,
-            block=block,
-            warps=warps,
-            stages=stages,
-            per_sm=0,
-            least=block,
-            carry=carry,
-        )
+        yield tile(16, block, warps, stages)
+    for block, stages in ((64, 2), (64, 3), (64, 4), (32, 4), (128, 2)):
+        yield tile(64, block, 4, stages, two_loops=True)
+    for block, warps in ((128, 8), (128, 4), (64, 4), (256, 8)):
+        yield tile(16, block, warps, 2 if block > 64 else 3, early=True)
 
 
-def early_shapes() -> Iterator[TileShape]:
-    for block, warps in ((128, 8), (128, 4), (64, 4), (256, 8), (64, 8)):
-        yield TileShape(
-            rows=16, block=block, warps=warps, stages=2, per_sm=0, least=block, early=True
-        )
+def narrow_shapes() -> Iterator[TileShape]:
+    yield tile(16, 64, 4, 3)
+    yield tile(16, 128, 4, 3)
+    for block, stages in ((64, 3), (64, 4), (128, 3)):
+        yield tile(64, block, 4, stages, two_loops=True)
+    yield tile(16, 128, 8, 2, early=True)
 
 
 def long_shapes() -> Iterator[TileShape]:
-    for rows, block, warps, stages, carry in (
-        (128, 64, 8, 3, True),
-        (128, 64, 8, 4, True),
-        (128, 64, 8, 5, False),
-        (128, 128, 8, 2, True),
-        (128, 128, 8, 3, False),
-        (128, 128, 8, 5, False),
-        (128, 64, 4, 3, True),
-        (64, 64, 4, 2, True),
-        (64, 64, 4, 3, True),
-        (64, 128, 4, 3, False),
-        (128, 32, 8, 4, True),
+    for rows, block, warps, stages in (
+        (128, 64, 8, 2),
+        (128, 64, 8, 3),
+        (128, 64, 8, 4),
+        (128, 128, 8, 2),
+        (64, 64, 4, 2),
+        (64, 64, 4, 3),
+        (64, 128, 4, 2),
+        (128, 32, 8, 4),
     ):
-        yield TileShape(
-            rows=rows,
-            block=block,
-            warps=warps,
-            stages=stages,
-            per_sm=0,
-            two_loops=True,
-            carry=carry,
-        )
-
-
-def compile_shape(shape: TileShape) -> None:
-    """Leaves in Triton's cache on disk what `tune` runs."""
-    length = 64 if shape.two_loops else 1
-    case = make_case([0], [length], layers=1)
-    out = torch.empty_like(case.q)
-    for splits in (1,) if shape.two_loops else (1, 2):
-        work = make_work(case, shape, splits)
-        Attention(torch.device("cuda")).run(
-            work, case.q, *case.pool.planes[0], out, scale=case.scale
-        )
-
-
-def try_compile(shape: TileShape) -> None:
-    try:
-        compile_shape(shape)
-    except Exception as error:  # `tune_shape` says so in its place
-        del error
+        yield tile(rows, block, warps, stages, two_loops=True)
 
 
 def make_work(case: Case, shape: TileShape, splits: int) -> Work:
     batch = case.batch
-    if not shape.two_loops:
+    if batch.num_decode:
         return Work(
             num=batch.num_decode,
             shape=shape,
@@ -120,53 +124,83 @@ def make_work(case: Case, shape: TileShape, splits: int) -> Work:
     )
 
 
+def try_compile(length: int, dtype: torch.dtype, splits: int, shape: TileShape) -> None:
+    """Leaves in Triton's cache on disk what `tune` runs."""
+    try:
+        case = make_case([0], [length], dtype=dtype, layers=1)
+        out = torch.empty_like(case.q)
+        attention = Attention(torch.device("cuda"))
+        work = make_work(case, shape, splits)
+        attention.run(work, case.q, *case.pool.planes[0], out, scale=case.scale)
+    except Exception as error:  # `tune` says so in its place
+        del error
+
+
 def tune() -> None:
-    """A line per shape: microseconds at every number of splits that makes sense."""
-    with ProcessPoolExecutor(12, mp_context=get_context("spawn")) as pool:
-        list(pool.map(try_compile, [*decode_shapes(), *early_shapes(), *long_shapes()]))
-    for count, context in (
-        *((1, 256), (1, 1024), (1, 4096), (8, 256), (8, 1024)),
-        *((32, 1024), (64, 1024), (256, 1024)),
-    ):
-        case = make_case([context - 1] * count, [1] * count)
-        most = max(1, 132 * 8 // (count * KV_HEADS))
-        splits = [s for s in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if s <= most]
-        splits = splits[-5:] if count < 32 else splits
-        print(f"decode {count} x {context}, splits {splits}")
-        for shape in (*decode_shapes(), *(early_shapes() if count <= 8 else ())):
-            tune_shape(case, shape, [make_work(case, shape, s) for s in splits])
-    for count, length in ((4, 2048), (1, 1024)):
-        case = make_case([0] * count, [length] * count)
-        print(f"prefill {count} x {length}")
-        for shape in long_shapes():
-            tune_shape(case, shape, [make_work(case, shape, 1)])
+    """A line per shape, a column per case: microseconds, and at how many splits."""
+    with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
+        jobs = [
+            pool.submit(try_compile, length, dtype, splits, shape)
+            for length, dtype, splits, shapes in (
+                *((1, BF16, splits, decode_shapes) for splits in (1, 2)),
+                *((1, FP8, splits, narrow_shapes) for splits in (1, 2)),
+                (64, BF16, 1, long_shapes),
+            )
+            for shape in shapes()
+        ]
+        for job in jobs:
+            job.result()
+    decodes = [make_case([context - 1] * count, [1] * count) for count, context in DECODES]
+    show("decode", DECODES, decodes, list(decode_shapes()))
+    del decodes
+    narrow = [
+        make_case([context - 1] * count, [1] * count, dtype=FP8)
+        for count, context in NARROW_DECODES
+    ]
+    show("decode, fp8 cache", NARROW_DECODES, narrow, list(narrow_shapes()))
+    del narrow
+    prefills = [make_case([0] * count, [length] * count) for count, length in PREFILLS]
+    show("prefill", PREFILLS, prefills, list(long_shapes()))
 
 
-def tune_shape(case: Case, shape: TileShape, works: list[Work]) -> None:
+def show(
+    title: str, sizes: tuple[tuple[int, int], ...], cases: list[Case], shapes: list[TileShape]
+) -> None:
+    print(f"{title:40}" + "".join(f"{f'{count} x {length}':>18}" for count, length in sizes))
+    for shape in shapes:
+        label = f"{shape.rows:3} x {shape.block:3}, {shape.warps} warps, {shape.stages} stages"
+        label += " early" if shape.early else ""
+        print(f"{label:40}" + "".join(f"{best(case, shape):>18}" for case in cases), flush=True)
+
+
+def best(case: Case, shape: TileShape) -> str:
+    programs = max(len(case.batch.rows_host), 1) * KV_HEADS
+    contexts = [s + n for s, n in zip(case.batch.starts_host, case.batch.lengths_host, strict=True)]
+    most = min(SLOTS // programs, max(contexts) // shape.block) if case.batch.num_decode else 1
+    if shape.early and programs > 256:
+        return "-"
+    found: list[tuple[float, int]] = []
+    for splits in sorted({1, 2, 4, 8, 16, 32} & set(range(1, max(most, 1) + 1))):
+        try:
+            found.append((measure(case, shape, splits), splits))
+        except Exception as error:  # a shape the device has no room for
+            return type(error).__name__[:16]
+    spent, splits = min(found)
+    return f"{spent:.1f} /{splits}"
+
+
+def measure(case: Case, shape: TileShape, splits: int) -> float:
     attention = Attention(torch.device("cuda"))
     out = torch.empty_like(case.q)
-    wanted = exact(case, 0) if len(case.q) < 5000 else None
-    cells = []
-    for work in works:
-        calls = [
-            partial(attention.run, work, case.q, *planes, out, scale=case.scale)
-            for planes in case.pool.planes
-        ]
-        try:
-            calls[0]()
-            if wanted is not None:
-                check(str(shape), out, wanted)
-            spent = microseconds(calls, rounds=3)
-        except Exception as error:  # a shape the device has no room for is one line of the table
-            cells.append(f"{type(error).__name__}: {error}"[:60])
-            break
-        cells.append(f"{spent:8.1f} {rate(case, spent)}")
-    carried = "early" if shape.early else "carry" if shape.carry else "     "
-    print(
-        f"  {shape.rows:3} x {shape.block:3} {shape.warps} warps {shape.stages} stages {carried}",
-        "".join(cells),
-        flush=True,
-    )
+    work = make_work(case, shape, splits)
+    calls = [
+        partial(attention.run, work, case.q, *planes, out, scale=case.scale)
+        for planes in case.pool.planes
+    ]
+    calls[0]()
+    if case.pool.dtype == BF16 and len(case.q) <= 64:
+        check(str(shape), out, exact(case, 0))
+    return microseconds(calls, rounds=3)
 
 
 if __name__ == "__main__":

@@ -66,20 +66,30 @@ def choose_shape(rows: int, head_dim: int, group: int, *, narrow: bool = False) 
     padded = max(next_power_of_two(rows), 16)
     small = head_dim <= 128
     if narrow and small and padded <= SHORT_ROWS:
-        return TileShape(rows=64, block=64, warps=4, stages=3, per_sm=2, two_loops=True)
+        return tall_shape()
     if padded <= SHORT_ROWS:
         return TileShape(rows=padded, block=64 if small else 32, warps=4, stages=3, per_sm=2)
     padded = max(128 if small else 64, next_power_of_two(group))
     return TileShape(
-        rows=padded, block=64, warps=8 if padded > 64 else 4, stages=3, per_sm=1, two_loops=True
+        rows=padded,
+        block=64 if small else 32,
+        warps=8,
+        stages=3,
+        per_sm=1,
+        two_loops=True,
     )
 
 
-def early_shape(head_dim: int) -> TileShape:
+def tall_shape() -> TileShape:
+    """For decodes whose tiles are all at work at once: a walk is faster in tiles of 64 rows, but more of
+    16 rows fit on a multiprocessor. Heads up to 128."""
+    return TileShape(rows=64, block=64, warps=4, stages=3, per_sm=2, two_loops=True)
+
+
+def early_shape() -> TileShape:
     """For a few decodes whose tables nobody writes in this graph: what older steps left of K and V is on
-    its way before the kernel before this one has finished."""
-    block = 128 if head_dim <= 128 else 64
-    return TileShape(rows=16, block=block, warps=8, stages=2, per_sm=1, least=block, early=True)
+    its way before the kernel before this one has finished. Heads up to 128."""
+    return TileShape(rows=16, block=256, warps=8, stages=2, per_sm=1, least=256, early=True)
 
 
 def fixed_shape(head_dim: int, group: int) -> TileShape:

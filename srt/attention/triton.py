@@ -12,6 +12,7 @@ import torch
 
 from kernels.paged_attention.tiles import cut_tiles
 from kernels.paged_attention.triton import (
+    SHORT_ROWS,
     Attention,
     TileShape,
     Work,
@@ -19,12 +20,14 @@ from kernels.paged_attention.triton import (
     choose_splits,
     early_shape,
     fixed_shape,
+    tall_shape,
 )
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
-EARLY_PROGRAMS = 64  # tiles * KV heads up to which a decode step is bound by latency
+EARLY_PROGRAMS = 32  # tiles * KV heads up to which a decode step is bound by latency
 EARLY_ROWS = 16
+TALL_PROGRAMS = 528  # tiles * KV heads up to which tiles are tall
 LEAST_ORDERED = 48  # slices whose tiles do not all run at once
 
 
@@ -160,10 +163,14 @@ class TritonAttention:
     def _alike(self, batch: AttentionBatch, count: int, length: int, heads: Heads) -> Work:
         """The first `count` slices, chains of one length, by the batch's own tensors."""
         shape = self._shape(length, heads)
+        if length * heads.group <= SHORT_ROWS and heads.dim <= 128 and not self._deterministic:
+            programs = count * heads.num_kv
+            is_alone = length == 1 and heads.group <= EARLY_ROWS
+            if batch.is_settled and is_alone and programs <= EARLY_PROGRAMS:
+                shape = early_shape()
+            elif programs <= TALL_PROGRAMS:
+                shape = tall_shape()
         num = count * -(-length // shape.per_tile(heads.group))
-        few = num * heads.num_kv <= EARLY_PROGRAMS and heads.group <= EARLY_ROWS
-        if batch.is_settled and few and length == 1 and not self._deterministic:
-            shape = early_shape(heads.dim)
         return Work(
             num=num,
             shape=shape,
