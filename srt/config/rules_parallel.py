@@ -6,12 +6,23 @@ fewer than ranks: then several ranks keep the same one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts, ModelFacts
 from srt.errors import ConfigError
 
 FLAG = "--tensor-parallel-size"
+UNDIVIDED: Mapping[str, str] = MappingProxyType(  # by the key of config.json that says it
+    {
+        "num_experts": "experts",
+        "n_routed_experts": "experts",
+        "num_local_experts": "experts",
+        "kv_lora_rank": "latent attention",
+    }
+)
 
 
 def decide_parallel(args: ServerArgs, facts: Facts, is_gpu: bool, decisions: Decisions) -> None:
@@ -72,6 +83,9 @@ def why_not(model: ModelFacts, size: int) -> str | None:
     """What of the model cannot be divided by `size`."""
     heads, kv_heads = model.num_heads, model.num_kv_heads
     inner = model.config.get("intermediate_size")
+    for key, what in UNDIVIDED.items():
+        if size > 1 and model.config.get(key):
+            return f"{what} ({key}), which ranks do not divide"
     if heads % size:
         return f"{heads} attention heads, which {size} ranks cannot divide"
     if kv_heads % size and size % kv_heads:

@@ -79,6 +79,12 @@ def test_ranks_share_threads_and_memory() -> None:
             {"config": {"intermediate_size": 95}},
             "an intermediate_size of 95, which 2 ranks cannot divide; allowed: 1",
         ),
+        (
+            2,
+            {"config": {"n_routed_experts": 64}},
+            "experts .n_routed_experts., which ranks do not divide",
+        ),
+        (2, {"config": {"kv_lora_rank": 512}}, "latent attention .kv_lora_rank..*; allowed: 1$"),
         (2, {"format": "script", "architecture": "Script"}, "is a script"),
     ],
 )
