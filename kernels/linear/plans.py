@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TOKEN_TILES = (1, 2, 4, 16, 32, 64)  # tokens that are planned for; others as the next
-LARGEST_TILE = TOKEN_TILES[-1]
+SMALLEST_TILE, LARGEST_TILE = 16, TOKEN_TILES[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +45,73 @@ Plan = StreamPlan | TilePlan
 Table = dict[tuple[int, int, int], Plan | None]  # by N, K and tokens of TOKEN_TILES
 
 PLAIN: Table = {
-    (6144, 4096, 1): StreamPlan(8, 1024, 3, 4),
-    (4096, 4096, 1): StreamPlan(16, 512, 4, 8),
-    (28672, 4096, 1): StreamPlan(8, 512, 4, 4),
-    (4096, 14336, 1): StreamPlan(4, 1024, 1, 4),
-    (128256, 4096, 1): StreamPlan(4, 1024, 4, 4),
-    (4096, 1024, 1): StreamPlan(4, 1024, 4, 4),
-    (1024, 2048, 1): StreamPlan(8, 1024, 1, 4),
-    (6144, 1024, 1): StreamPlan(4, 1024, 4, 4),
-    (1024, 3072, 1): StreamPlan(8, 1024, 3, 4),
-    (151936, 1024, 1): StreamPlan(4, 1024, 4, 4),
-    (7168, 5120, 1): StreamPlan(4, 1024, 4, 4),
-    (5120, 5120, 1): StreamPlan(8, 512, 4, 4),
-    (34816, 5120, 1): StreamPlan(4, 1024, 4, 4),
+    (6144, 4096, 1): StreamPlan(8, 1024, 3, 4, 1024, 528),
+    (4096, 4096, 1): StreamPlan(16, 512, 4, 8, 1024, 528),
+    (28672, 4096, 1): StreamPlan(4, 1024, 4, 4, 1024, 528),
+    (4096, 14336, 1): StreamPlan(4, 1024, 1, 4, 1024, 528),
+    (128256, 4096, 1): StreamPlan(16, 512, 4, 8),
+    (4096, 1024, 1): StreamPlan(4, 1024, 4, 4, 2048, 1056),
+    (1024, 2048, 1): StreamPlan(4, 1024, 1, 4, 2048, 1056),
+    (6144, 1024, 1): StreamPlan(2, 1024, 4, 4, 1024, 528),
+    (1024, 3072, 1): StreamPlan(8, 1024, 3, 4, 1024, 528),
+    (151936, 1024, 1): StreamPlan(4, 1024, 4, 4, 2048, 1056),
+    (7168, 5120, 1): StreamPlan(4, 1024, 4, 4, 1024, 528),
+    (5120, 5120, 1): StreamPlan(8, 512, 4, 4, 1024, 528),
+    (34816, 5120, 1): StreamPlan(4, 1024, 1, 4, 2048, 1056),
     (5120, 17408, 1): StreamPlan(8, 1024, 3, 4),
-    (151936, 5120, 1): StreamPlan(4, 1024, 4, 4),
+    (151936, 5120, 1): StreamPlan(4, 1024, 1, 4, 2048, 1056),
+    (6144, 4096, 16): TilePlan(32, 256, 4, 2, 2, prefetch=256, wave=132),
+    (6144, 4096, 32): None,
+    (6144, 4096, 64): None,
+    (4096, 4096, 16): TilePlan(64, 128, 6, 4, 1, prefetch=256, wave=264),
+    (4096, 4096, 32): TilePlan(64, 256, 3, 4, 2, prefetch=256, wave=132),
+    (4096, 4096, 64): None,
+    (28672, 4096, 16): TilePlan(64, 128, 4, 4, 1, prefetch=256, wave=264),
+    (28672, 4096, 32): None,
+    (28672, 4096, 64): TilePlan(128, 128, 4, 8, 1),
+    (4096, 14336, 16): TilePlan(64, 128, 6, 4, 2, prefetch=256, wave=132),
+    (4096, 14336, 32): TilePlan(64, 256, 3, 4, 2),
+    (4096, 14336, 64): TilePlan(64, 128, 4, 4, 2, prefetch=256, wave=132),
+    (128256, 4096, 16): TilePlan(64, 128, 4, 4, 1),
+    (128256, 4096, 32): TilePlan(128, 128, 4, 4, 1),
+    (128256, 4096, 64): TilePlan(128, 128, 4, 8, 1),
+    (4096, 1024, 16): TilePlan(64, 128, 6, 4, 1, prefetch=256, wave=264),
+    (4096, 1024, 32): TilePlan(64, 256, 3, 4, 1, prefetch=256, wave=264),
+    (4096, 1024, 64): TilePlan(64, 128, 4, 4, 1, prefetch=256, wave=264),
+    (1024, 2048, 16): TilePlan(64, 128, 6, 4, 4, prefetch=256, wave=66),
+    (1024, 2048, 32): TilePlan(64, 256, 3, 4, 4, prefetch=256, wave=66),
+    (1024, 2048, 64): TilePlan(64, 128, 4, 4, 4, prefetch=256, wave=66),
+    (6144, 1024, 16): TilePlan(64, 128, 6, 4, 1, prefetch=256, wave=264),
+    (6144, 1024, 32): TilePlan(64, 256, 3, 4, 1, prefetch=256, wave=264),
+    (6144, 1024, 64): TilePlan(64, 128, 4, 4, 1, prefetch=256, wave=264),
+    (1024, 3072, 16): TilePlan(64, 128, 6, 4, 4, prefetch=256, wave=66),
+    (1024, 3072, 32): TilePlan(64, 256, 3, 4, 4, prefetch=256, wave=66),
+    (1024, 3072, 64): TilePlan(64, 128, 4, 4, 4, prefetch=256, wave=66),
+    (151936, 1024, 16): TilePlan(64, 128, 4, 4, 1, prefetch=256, wave=264),
+    (151936, 1024, 32): TilePlan(64, 128, 4, 4, 1, prefetch=256, wave=264),
+    (151936, 1024, 64): TilePlan(128, 128, 4, 8, 1, prefetch=256, wave=264),
+    (7168, 5120, 16): TilePlan(64, 128, 6, 4, 1, prefetch=256, wave=264),
+    (7168, 5120, 32): TilePlan(64, 256, 3, 4, 1, prefetch=256, wave=264),
+    (7168, 5120, 64): None,
+    (5120, 5120, 16): None,
+    (5120, 5120, 32): None,
+    (5120, 5120, 64): None,
+    (34816, 5120, 16): TilePlan(32, 256, 4, 2, 1),
+    (34816, 5120, 32): None,
+    (34816, 5120, 64): None,
+    (5120, 17408, 16): TilePlan(32, 256, 4, 2, 4),
+    (5120, 17408, 32): None,
+    (5120, 17408, 64): None,
+    (151936, 5120, 16): TilePlan(64, 128, 4, 4, 1),
+    (151936, 5120, 32): TilePlan(128, 128, 4, 4, 1),
+    (151936, 5120, 64): TilePlan(128, 128, 4, 8, 1),
 }
 INT4: Table = {}
 FP8: Table = {}
 ANY_STREAM = StreamPlan(rows=4, block=1024, stages=4, warps=4)
 
 MULTIPROCESSORS = 132
-SMALL = 8 << 20  # elements of a weight, up to which tiles beat the library
+SMALL = 8 << 20  # elements of a weight, up to which tiles beat the library for any few tokens
 
 
 class Plans:
@@ -95,13 +140,14 @@ def few_plan(num_rows: int, size: int, tokens: int, kind: str) -> Plan | None:
     if kind == "library":
         return ANY_STREAM if tokens == 1 else None
     table = {"plain": PLAIN, "fp8": FP8, "int4": INT4}[kind]
-    if (num_rows, size, tokens) in table:
-        return table[num_rows, size, tokens]
+    for measured in (tokens, SMALLEST_TILE if tokens > 1 else 1):
+        if (num_rows, size, measured) in table:
+            return table[num_rows, size, measured]
     if tokens == 1 and kind == "plain":
         return ANY_STREAM
     if tokens == 1 and kind == "fp8":
         return StreamPlan(rows=8, block=1024, stages=4, warps=4)
-    if kind == "plain" and num_rows * size > SMALL:
+    if kind == "plain" and tokens > SMALLEST_TILE and num_rows * size > SMALL:
         return None
     block = 256 if kind == "fp8" else 128
     return fill_device(num_rows, size, rows=64, block=block, stages=4)
