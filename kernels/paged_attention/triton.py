@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -38,6 +38,15 @@ class TileShape:
         return self.rows // group
 
 
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Of a launch: alike in all layers of most models, so that each need not put them together."""
+
+    grid: tuple[int, int, int]
+    values: tuple[object, ...]  # the kernel's constexprs
+    parts: int  # float32 numbers of workspace
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """A launch's share of the step: `num` tiles. `tiles` [num, 8] int32; None: all those of the slices
@@ -57,6 +66,9 @@ class Work:
     order: torch.Tensor | None = None
     visible: torch.Tensor | None = None
     positions: torch.Tensor | None = None
+    made: dict[tuple[object, ...], Constants] = field(
+        default_factory=dict
+    )  # by what a layer brings
 
 
 def choose_shape(rows: int, head_dim: int, group: int, *, narrow: bool = False) -> TileShape:
@@ -145,21 +157,15 @@ class Attention:
 
         q: like `out`, its tokens any stride apart. `scale` includes that of the stored K.
         """
-        _, heads, dim = q.shape
-        kv_heads = k_plane.shape[1]
-        group = heads // kv_heads
-        shape = work.shape
-        assert group <= shape.rows and q.stride(2) == 1 and q.stride(1) == dim
-        kept = shape.rows
-        if work.tiles is None:
-            kept = min(kept, next_power_of_two(group * work.length))
-        is_split = work.splits > 1
-        parts = None
-        if is_split:
-            assert work.num * kv_heads <= COUNTS
-            parts = self.reserve(work.num * kv_heads * work.splits * kept * (dim + 2))
+        bound = (window is None, cap is None, lse is None)
+        key = (q.shape[1], q.shape[2], k_plane.shape[1], q.stride(0), *bound)
+        constants = work.made.get(key)
+        if constants is None:
+            assert q.stride(2) == 1 and q.stride(1) == q.shape[2]
+            constants = work.made[key] = make_constants(work, q, k_plane.shape[1], *bound)
+        parts = self.reserve(constants.parts) if constants.parts else None
         self._launch(
-            (kv_heads, work.splits, work.num),
+            constants.grid,
             (
                 q,
                 k_plane,
@@ -182,32 +188,49 @@ class Attention:
                 0.0 if cap is None else cap * LOG2_E,
                 v_scale,
             ),
-            (
-                kv_heads,
-                group,
-                dim,
-                q.stride(0),
-                work.page_size,
-                shape.rows,
-                kept,
-                shape.block,
-                shape.least,
-                work.tiles is not None,
-                work.length,
-                work.order is not None,
-                is_split,
-                work.visible is not None,
-                window is not None,
-                cap is not None,
-                lse is not None,
-                shape.two_loops,
-                shape.carry,
-                shape.early and work.tiles is None and work.length == 1,
-                q.device.type == "cpu",
-            ),
-            num_warps=shape.warps,
-            num_stages=shape.stages,
+            constants.values,
+            num_warps=work.shape.warps,
+            num_stages=work.shape.stages,
         )
+
+
+def make_constants(
+    work: Work, q: torch.Tensor, kv_heads: int, no_window: bool, no_cap: bool, no_lse: bool
+) -> Constants:
+    _, heads, dim = q.shape
+    group, shape = heads // kv_heads, work.shape
+    assert group <= shape.rows, "a tile holds a group"
+    kept = shape.rows
+    if work.tiles is None:
+        kept = min(kept, next_power_of_two(group * work.length))
+    parts = 0
+    if work.splits > 1:
+        assert work.num * kv_heads <= COUNTS
+        parts = work.num * kv_heads * work.splits * kept * (dim + 2)
+    values = (
+        kv_heads,
+        group,
+        dim,
+        q.stride(0),
+        work.page_size,
+        shape.rows,
+        kept,
+        shape.block,
+        shape.least,
+        work.tiles is not None,
+        work.length,
+        work.order is not None,
+        work.splits > 1,
+        work.visible is not None,
+        not no_window,
+        not no_cap,
+        not no_lse,
+        shape.two_loops,
+        shape.carry,
+        shape.early and work.tiles is None and work.length == 1,
+        q.device.type == "cpu",
+    )
+    return Constants((kv_heads, work.splits, work.num), values, parts)
 
 
 def paged_attention(

@@ -15,7 +15,8 @@ class HybridAttention:
 
     `short`: slices of up to that many tokens count as decode slices as long as they stand before the
     first longer one, so that guesses are verified by the backend made for few tokens. A batch with trees
-    goes to `decode` as a whole unless `has_tree` says that `prefill` takes them too.
+    goes to `decode` as a whole unless `has_tree` says that `prefill` takes them too; so does one whose
+    prompts come to no more than `small` pairs of a query and a key, for which a plan is not worth it.
     """
 
     def __init__(
@@ -24,6 +25,7 @@ class HybridAttention:
         prefill: AttentionBackend,
         decode: AttentionBackend,
         short: int = 1,
+        small: int = 0,
         has_tree: bool = True,
     ) -> None:
         self.name = f"{prefill.name}+{decode.name}"
@@ -31,6 +33,7 @@ class HybridAttention:
         self.prefill = prefill
         self.decode = decode
         self._short = short
+        self._small = small
         self._has_tree = has_tree
         self._num_short = 0  # tokens of this step that go to `decode`
         self._has_prefill = False
@@ -91,7 +94,12 @@ class HybridAttention:
         if self._short > 1:
             while count < len(lengths) and lengths[count] <= self._short:
                 count += 1
-        return count
+        pairs = 0
+        for start, length in zip(batch.starts_host[count:], lengths[count:], strict=True):
+            pairs += length * (start + length)
+            if pairs > self._small:
+                return count
+        return len(lengths)
 
 
 def _cut(batch: AttentionBatch, pieces: slice, tokens: slice, num_decode: int) -> AttentionBatch:

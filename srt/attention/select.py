@@ -13,6 +13,9 @@ from srt.attention.sdpa import SdpaAttention
 from srt.errors import ConfigError
 from srt.protocols.attention import AttentionBackend
 
+SMALL_PROMPTS = (
+    1_500_000  # pairs of query and key: FlashInfer's plan takes the host up to a millisecond
+)
 SHORT_SLICE = 16  # tokens; a verification of guesses, which our kernel for few queries is best at
 
 
@@ -68,5 +71,6 @@ def build_backend(
         prefill=build(pair.prefill),
         decode=build(pair.decode),
         short=SHORT_SLICE if pair.decode == "triton" else 1,
+        small=SMALL_PROMPTS if pair == BackendPair(prefill="flashinfer", decode="triton") else 0,
         has_tree=next(row.has_tree for row in TABLE if row.name == pair.prefill),
     )

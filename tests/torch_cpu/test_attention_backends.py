@@ -255,6 +255,24 @@ def test_short_slices_in_front_are_verified_by_the_decode_backend() -> None:
     assert prefill.lengths == [20, 1]
 
 
+def test_small_prompts_are_not_worth_a_plan() -> None:
+    class Recorder(SdpaAttention):
+        lengths: list[int]
+
+        def plan(self, batch: AttentionBatch) -> None:
+            self.lengths = batch.lengths_host
+            super().plan(batch)
+
+    made = make_batch(16, DECODES, PREFILLS)
+    expected = run(reference(), made, None)
+    pairs = 20 * 20 + 9 * 26 + 41
+    for small, is_split in ((pairs - 1, True), (pairs, False)):
+        prefill, decode = Recorder(), Recorder()
+        hybrid = HybridAttention(prefill=prefill, decode=decode, small=small)
+        torch.testing.assert_close(run(hybrid, made, None), expected, rtol=1e-5, atol=1e-5)
+        assert (decode.lengths == [1, 1, 1]) == is_split
+
+
 def test_the_scales_of_a_narrow_pool_are_applied() -> None:
     batch, pool, q = make_batch(16, DECODES, PREFILLS)
     expected = run(reference(), (batch, pool, q), None)
