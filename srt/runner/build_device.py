@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from srt.config.context import get_schedule
 from srt.protocols.worker import Worker, WorkerFacts
 from srt.runner.decode_graphs import DecodeGraphs
 from srt.runner.device_worker import DeviceWorker
@@ -38,6 +39,11 @@ def build_device_worker(
     prefills = PrefillCudaGraphRunner(runner, timeline, prefill_sizes)
     plain = DeviceWorker(runner, sampler, facts, timeline, decodes, prefills, staging)
     worker: Worker = plain if speculate is None else speculate(plain, runners[1:])
-    warm_up(worker, guesses=speculate is not None, show=lambda done: show("warm-up", done))
+    warm_up(
+        worker,
+        guesses=speculate is not None,
+        longest=get_schedule().max_step_tokens,
+        show=lambda done: show("warm-up", done),
+    )
     plain.record_least(lambda done: show("graphs", done))
     return worker

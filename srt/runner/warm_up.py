@@ -8,27 +8,42 @@ from srt.protocols.forward_batch import ForwardBatch, RowSetup, Slice, TableWrit
 from srt.protocols.worker import Worker
 from srt.wire.params import SamplingParams
 
+GREEDY = SamplingParams(temperature=0.0)
+DRAWN = SamplingParams(seed=0)
+RULED = SamplingParams(seed=0, presence_penalty=0.5, logprobs=1)
+
 
 def warm_up(
-    worker: Worker, *, guesses: bool = False, show: Callable[[float], None] = lambda done: None
+    worker: Worker,
+    *,
+    guesses: bool = False,
+    longest: int = 0,
+    show: Callable[[float], None] = lambda done: None,
 ) -> None:
-    """A prefill and a decode step, greedy and sampled, on the last pages, which then are as free as
-    before; `guesses`: the decode may have some. Shows how much is done. Raises whatever the model
-    raises."""
+    """Prefills, greedy, with rules and drawn, and a decode step, on the last pages, which then are as
+    free as before; `guesses`: the decode may have some. `longest`: tokens of the largest prompt a step
+    may hold, if that is worth a try. Shows how much is done. Raises whatever the model raises."""
     facts = worker.facts
-    room = min(4, facts.context_length, (facts.num_pages - 1) * facts.page_size)
+    held = min(facts.context_length, (facts.num_pages - 1) * facts.page_size)
+    room = min(4, held)
     length = max(1, room - 2)
-    pages = list(range(facts.num_pages - -(-room // facts.page_size), facts.num_pages))
-    for number, params in enumerate((SamplingParams(temperature=0.0), SamplingParams(seed=0))):
-        show(number / 3)
-        tokens = [0] * length
-        setup = RowSetup(row=0, params=params, tokens=tokens, prompt_len=length, stop_ids=[])
-        prefill = Slice(row=0, start=0, length=length, tokens=tokens, sample=True)
-        write = TableWrite(row=0, first=0, pages=pages)
+    rounds = [
+        (max(length, min(longest, held)), GREEDY, None),
+        (length, RULED, b"\xff" * -(-facts.vocab_size // 8)),
+        (length, DRAWN, None),
+    ]
+    for number, (count, params, allowed) in enumerate(rounds):
+        show(number / (len(rounds) + 1))
+        setup = RowSetup(row=0, params=params, tokens=[0] * count, prompt_len=count, stop_ids=[])
+        prefill = Slice(
+            row=0, start=0, length=count, tokens=[0] * count, sample=True, allowed=allowed
+        )
+        pages = range(facts.num_pages - -(-max(count, room) // facts.page_size), facts.num_pages)
+        write = TableWrite(row=0, first=0, pages=list(pages))
         worker.launch(
             ForwardBatch(step=-2, setups=[setup], table_writes=[write], slices=[prefill])
         ).wait()
-    show(2 / 3)
+    show(len(rounds) / (len(rounds) + 1))
     if length < room:
         decode = Slice(row=0, start=length, length=1, tokens=None, sample=True)
         decode.draft = room - length - 1 if guesses else 0

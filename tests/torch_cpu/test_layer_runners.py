@@ -143,9 +143,9 @@ def test_what_the_algorithm_passes_beats_the_flag_in_every_layer(
     wishes: list[str] = []
     original = model_runner.select_backend
 
-    def known(name: str, need: Any, field: str) -> str:
+    def known(name: str, need: Any, field: str, half: Any) -> str:
         wishes.append(name)
-        return original("sdpa", need, field)
+        return original("sdpa", need, field, half)
 
     monkeypatch.setattr(model_runner, "select_backend", known)
     for step in range(NUM_LAYERS):
@@ -164,7 +164,7 @@ def test_stamp_before_build_in_every_layer(monkeypatch: pytest.MonkeyPatch) -> N
     dummy()
     target = target_runner()
     seen: list[Any] = []
-    monkeypatch.setattr(model_runner, "build_backend", lambda pair, kernel: seen.append(pair))
+    monkeypatch.setattr(model_runner, "build_backend", lambda pair, *_, **options: seen.append(pair))
     for step in range(NUM_LAYERS):
         made = build_draft_tp_worker(get_context().args, target, ops=select("torch"), step=step)
         assert made.spec.step == step and made.role == "draft"
