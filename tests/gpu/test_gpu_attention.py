@@ -251,11 +251,14 @@ def test_a_recorded_step_is_the_eager_one_to_the_bit(name: str) -> None:
             close(out, wanted.float())
 
 
-def test_many_layers_in_a_graph_share_the_workspace() -> None:
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_many_layers_in_a_graph_share_the_workspace(is_settled: bool) -> None:
     """Programmatic launches overlap; each still sees the one before it finished."""
     made = make(([4000], [1]))
+    made.batch.is_settled = is_settled
     subject = backend("triton")
     wanted = made.run(subject)
+    close(wanted, exact(made))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outs = [made.forward(subject) for _ in range(200)]
