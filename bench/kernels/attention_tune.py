@@ -56,10 +56,12 @@ def tile(
 
 def decode_shapes() -> Iterator[TileShape]:
     for block, warps, stages in (
+        (64, 4, 2),
         (64, 4, 3),
         (64, 4, 4),
         (64, 2, 3),
         (64, 8, 3),
+        (32, 4, 3),
         (32, 4, 4),
         (32, 2, 5),
         (128, 4, 2),
