@@ -25,14 +25,8 @@ from kernels.paged_attention.tiles import cut_tiles
 from kernels.paged_attention.triton import Attention, TileShape, Work
 
 DECODES = (
-    (1, 200),
-    (1, 1000),
-    (8, 1000),
-    (32, 200),
-    (32, 1000),
-    (64, 1000),
-    (128, 800),
-    (256, 800),
+    *((1, 200), (1, 1000), (8, 200), (8, 1000), (32, 200), (32, 1000), (64, 1000)),
+    *((128, 200), (128, 800), (256, 200), (256, 800)),
 )
 NARROW_DECODES = ((1, 200), (32, 1000), (256, 800))
 PREFILLS = ((1, 1024), (4, 2048))
@@ -168,11 +162,11 @@ def tune() -> None:
 def show(
     title: str, sizes: tuple[tuple[int, int], ...], cases: list[Case], shapes: list[TileShape]
 ) -> None:
-    print(f"{title:40}" + "".join(f"{f'{count} x {length}':>18}" for count, length in sizes))
+    print(f"{title:40}" + "".join(f"{f'{count} x {length}':>13}" for count, length in sizes))
     for shape in shapes:
         label = f"{shape.rows:3} x {shape.block:3}, {shape.warps} warps, {shape.stages} stages"
         label += " early" if shape.early else ""
-        print(f"{label:40}" + "".join(f"{best(case, shape):>18}" for case in cases), flush=True)
+        print(f"{label:40}" + "".join(f"{best(case, shape):>13}" for case in cases), flush=True)
 
 
 def best(case: Case, shape: TileShape) -> str:
