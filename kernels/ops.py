@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from kernels import best_token, embedding, linear, paged_attention, rms_norm, rope, silu_mul
+from kernels import (
+    best_token,
+    embedding,
+    latent_write,
+    linear,
+    paged_attention,
+    rms_norm,
+    rope,
+    silu_mul,
+)
 from kernels.rms_norm import AddRMSNorm, RMSNorm
 
 if TYPE_CHECKING:
@@ -37,6 +46,7 @@ class Ops:
     rms_norm: RMSNorm
     add_rms_norm: AddRMSNorm
     rope_write_kv: rope.RopeWriteKV
+    write_latent: latent_write.WriteLatent
     silu_mul: silu_mul.SiluMul
     paged_attention: paged_attention.PagedAttention
     pack_linear: PackLinear
@@ -56,6 +66,7 @@ def select(implementation: str, library: Library | None = None) -> Ops:
         rms_norm=norms.rms_norm,
         add_rms_norm=norms.add_rms_norm,
         rope_write_kv=rope.select(implementation, library),
+        write_latent=latent_write.select(implementation),
         silu_mul=silu_mul.select(implementation, library),
         paged_attention=paged_attention.select(attention, library),
         pack_linear=partial(linear.pack_linear, implementation=implementation, library=library),

@@ -21,8 +21,9 @@ WHY_MISSING = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
     """`dtypes`: of the KV pool. `head_dims` None: any up to `max_head_dim`. `library`: what must be
-    there. `min_capability`: the oldest GPU, 80 for 8.0. `ready`: what an open wish may find compiled,
-    as (KV dtype, head_dim); None: nothing is compiled for minutes."""
+    there. `min_capability`: the oldest GPU, 80 for 8.0. `has_latent`: the halves of MLA it computes.
+    `ready`: what an open wish may find compiled, as (KV dtype, head_dim); None: nothing is compiled for
+    minutes."""
 
     name: str
     devices: frozenset[str]
@@ -38,6 +39,7 @@ class Capability:
     library: Library | None
     min_capability: int
     ready: frozenset[tuple[str, int]] | None
+    has_latent: frozenset[Half] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,8 @@ class Need:
     """What a runner asks of its backends. `dtype` is the KV pool's; `query_dtype` what the model
     computes in, None: the same. `has_library`: the compiled CPU kernels are there. `capability`: of the
     GPU, 90 for 9.0, 0 where unknown. `tree`: slices whose tokens do not simply see what lies before
-    them. `cap`: scores are capped. `deterministic`: the same bits whatever else is in the batch."""
+    them. `cap`: scores are capped. `deterministic`: the same bits whatever else is in the batch.
+    `latent`: attention is MLA; its heads are of any size."""
 
     device: str
     dtype: str
@@ -59,6 +62,7 @@ class Need:
     tree: bool = False
     cap: bool = False
     deterministic: bool = False
+    latent: bool = False
 
 
 TABLE: tuple[Capability, ...] = (
@@ -125,6 +129,7 @@ TABLE: tuple[Capability, ...] = (
         library=None,
         min_capability=0,
         ready=None,
+        has_latent=frozenset({"prefill", "decode"}),
     ),
 )
 
@@ -149,7 +154,10 @@ def lacks(row: Capability, need: Need, half: Half = "decode") -> list[str]:
         found.append(f"computes in {_words(row.query_dtypes)}, not {query_dtype}")
     if need.dtype != query_dtype and need.dtype not in row.dtypes:
         found.append(f"reads a KV cache in {_words(row.dtypes)}, not {need.dtype}")
-    if row.head_dims is not None and need.head_dim not in row.head_dims:
+    if need.latent:
+        if half not in row.has_latent:
+            found.append(f"cannot {half} MLA")
+    elif row.head_dims is not None and need.head_dim not in row.head_dims:
         found.append(f"head_dim {need.head_dim} is not one of {sorted(row.head_dims)}")
     elif need.head_dim > row.max_head_dim:
         found.append(f"head_dim {need.head_dim} is larger than {row.max_head_dim}")

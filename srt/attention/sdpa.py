@@ -98,12 +98,12 @@ def _attend(
     if queries == 1:  # the query heads of one KV head stand in as its queries: no KV is repeated
         q = q.view(count, num_kv_heads, num_heads // num_kv_heads, head_dim)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-        return out.reshape(count, num_heads, head_dim)
+        return out.reshape(count, num_heads, -1)
     q = q.view(count, queries, num_heads, head_dim).transpose(1, 2)
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, scale=scale, enable_gqa=num_heads != num_kv_heads
     )
-    return out.transpose(1, 2).reshape(count * queries, num_heads, head_dim)
+    return out.transpose(1, 2).reshape(count * queries, num_heads, -1)
 
 
 def _groups(batch: AttentionBatch) -> list[tuple[int, int]]:

@@ -66,3 +66,56 @@ class PagedKVPool:
         every layer; the two may overlap."""
         for plane in self._planes:
             plane[destinations] = plane[sources]
+
+
+class LatentPool:
+    """One plane per layer, [num_pages * page_size, 1, rank + rope]: what a token of an MLA model leaves
+    there is its latent and its rotated key, for all heads. (rank + rope) * bytes of the type per token
+    and layer: 1,152 bytes in bfloat16 where these are 512 and 64, whatever the number of heads.
+
+    `keys` gives the plane, `values` the latents in it. A pool like any other for whoever moves slots.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        num_layers: int,
+        rank: int,
+        rope: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.num_layers = num_layers
+        self.dtype = dtype
+        self._rank = rank
+        shape = (num_layers, num_pages * page_size, 1, rank + rope)
+        if device.type == "cpu":
+            planes = map_chunk(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+        else:
+            planes = torch.zeros(shape, dtype=dtype, device=device)
+        self._planes = list(planes.unbind(0))
+        self.bytes_per_token = num_layers * (rank + rope) * dtype.itemsize
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """The plane of `layer`; a view, written in place."""
+        return self._planes[layer]
+
+    def values(self, layer: int) -> torch.Tensor:
+        """The latents in the plane of `layer`, [num_slots, 1, rank]; a view."""
+        return self._planes[layer][:, :, : self._rank]
+
+    def k_scale(self, layer: int) -> float:
+        return 1.0
+
+    def v_scale(self, layer: int) -> float:
+        return 1.0
+
+    def move(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+        """Copies the slots `sources` [N] int64 into the slots `destinations` [N] int64, in every layer;
+        the two may overlap."""
+        for plane in self._planes:
+            plane[destinations] = plane[sources]

@@ -10,6 +10,7 @@ from srt.cli.options import add_server_flags, cache_folder, server_args
 from srt.cli.progress import PhaseBars
 from srt.config.explain import explain, render_table
 from srt.config.gate import after_load
+from srt.config.latent import is_latent
 from srt.config.resolve import resolve
 from srt.errors import ConfigError
 from srt.launch.boot import draw_identity
@@ -35,7 +36,9 @@ def run(options: argparse.Namespace) -> int:
         facts = probe(args, cache_folder(), bars.show)
     resolution = resolve(args, facts, entropy=draw_identity()[1], sources=sources)
     if options.after_load:
-        resolution = after_load(resolution, use_mla_backend=False)  # no family here has MLA
+        resolution = after_load(
+            args, resolution, use_mla_backend=is_latent(facts.model.architecture)
+        )
     rows = explain(resolution)
     if options.only:
         rows = [row for row in rows if options.only in f"{row.group}.{row.name}"]

@@ -59,6 +59,7 @@ class ServerArgs:
     page_size: int | None = typed(None, "schedule", "tokens in one KV page", least=1)
     overlap: bool | None = typed(None, "schedule", "prepare the next step while the device runs this one")
     max_total_tokens: int | None = typed(None, "schedule", "KV tokens in all; default: from the memory budget", least=1, at_load=True)
+    max_prefix_chunk_tokens: int | None = typed(None, "schedule", "tokens of MLA prefixes expanded to K and V at once; asked for, the model and its prefill backend must be able to", least=1)
     disable_chunked_prefix_cache: bool = typed(False, "schedule", "never read a long MLA prefix in chunks", at_load=True)
     disable_radix_cache: bool = typed(False, "memory", "share no prefixes")
     eviction_policy: str = typed("lru", "memory", "which cached page goes first", ("lru", "lfu"))

@@ -99,6 +99,7 @@ class ScheduleBag(Bag):
     page_size: int
     overlap: bool
     max_total_tokens: int  # usable KV tokens, whole pages; the padding page comes on top
+    max_prefix_chunk_tokens: int  # of MLA prefixes, expanded at once
     disable_chunked_prefix_cache: bool
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from srt.config.facts import ModelFacts
+from srt.config.latent import expanded_bytes, is_latent
 
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {"bfloat16": 2, "float16": 2, "float32": 4, "fp8_e4m3": 1}
@@ -51,14 +52,25 @@ class Reserve:
 
 
 def reserve_of(
-    model: ModelFacts, dtype: str, *, step_tokens: int, rows: int, graph_sizes: Sequence[int]
+    model: ModelFacts,
+    dtype: str,
+    *,
+    step_tokens: int,
+    rows: int,
+    graph_sizes: Sequence[int],
+    prefix_chunk: int = 0,
 ) -> Reserve:
-    """step_tokens: most tokens of one step. rows: most requests of one step."""
+    """step_tokens: most tokens of one step. rows: most requests of one step. prefix_chunk: tokens of
+    prefixes whose K and V are made of their latents at once, beside those of the step."""
     largest = max(graph_sizes, default=0)
     pool = activation_bytes(model, dtype, tokens=largest, rows=0)
     pool += largest * model.vocab_size * ITEM_BYTES[dtype]
+    expanded = 0
+    if is_latent(model.architecture):
+        tokens = step_tokens + prefix_chunk
+        expanded = tokens * expanded_bytes(model, ITEM_BYTES[dtype])
     return Reserve(
-        activations=activation_bytes(model, dtype, tokens=step_tokens, rows=rows),
+        activations=activation_bytes(model, dtype, tokens=step_tokens, rows=rows) + expanded,
         graphs=pool + len(graph_sizes) * GRAPH_BYTES,
     )
 

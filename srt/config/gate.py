@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from srt.config.args import ServerArgs
 from srt.config.context import get_context
 from srt.config.resolve import Resolution
 from srt.config.trail import TrailEntry
+from srt.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,8 @@ CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS: list[str] = [
     "flashmla",
     "cutedsl_mla",
     "trtllm_mla",
+    "sdpa",
+    "triton",
 ]
 SOURCE = "load-time gate"
 LEAF = "disable_chunked_prefix_cache"
@@ -40,7 +44,18 @@ def maybe_disable_chunked_prefix_cache(use_mla_backend: bool, is_draft_worker: b
     if reason is None:
         logger.info("an MLA prefix is read in chunks by prefill backend %s", prefill)
     else:
+        refuse_wish(context.args, reason)
         context.override(SOURCE, reason=reason, disable_chunked_prefix_cache=True)
+
+
+def refuse_wish(args: ServerArgs, reason: str) -> None:
+    """Raises ConfigError if chunks were asked for, by naming their size."""
+    if args.max_prefix_chunk_tokens is not None and not args.disable_chunked_prefix_cache:
+        able = ", ".join(CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS)
+        raise ConfigError(
+            f"--max-prefix-chunk-tokens {args.max_prefix_chunk_tokens} was asked for, but {reason}; "
+            f"prefill backends that read an MLA prefix in chunks: {able}"
+        )
 
 
 def why_not_chunked(use_mla_backend: bool, prefill_backend: str) -> str | None:
@@ -52,12 +67,15 @@ def why_not_chunked(use_mla_backend: bool, prefill_backend: str) -> str | None:
     return None
 
 
-def after_load(resolution: Resolution, use_mla_backend: bool) -> Resolution:
+def after_load(args: ServerArgs, resolution: Resolution, use_mla_backend: bool) -> Resolution:
     """What stands there once the gate has decided, without loading. A script loads nothing."""
     target = resolution.runners[0]
     reason = why_not_chunked(use_mla_backend, target.prefill_attention_backend)
     schedule = resolution.values["schedule"]
-    if reason is None or target.load_format == "script" or schedule[LEAF]:
+    if reason is None or target.load_format == "script":
+        return resolution
+    refuse_wish(args, reason)
+    if schedule[LEAF]:
         return resolution
     decided = TrailEntry(
         field=f"schedule.{LEAF}", value=True, source=SOURCE, reason=reason, replaced=schedule[LEAF]

@@ -13,6 +13,7 @@ from srt.config.checkpoint_keys import (
     read_token_ids,
 )
 from srt.config.facts import ModelFacts
+from srt.config.latent import is_latent, parameter_count, query_dim
 from srt.config.safetensors_header import count_parameters, main_dtype, stored_bytes
 from srt.errors import ConfigError
 
@@ -35,7 +36,10 @@ def probe_hf(folder: Path, name: str) -> ModelFacts:
     hidden = read_count(path, config, "hidden_size")
     heads = read_count(path, config, "num_attention_heads")
     vocab_size = read_count(path, config, "vocab_size")
-    head_dim = read_count(path, config, "head_dim", hidden // heads)
+    if is_latent(architectures[0]):
+        head_dim = query_dim(config)
+    else:
+        head_dim = read_count(path, config, "head_dim", hidden // heads)
     counts = _count_weights(folder)
     ends = read_token_ids(path, config, "eos_token_id", vocab_size)
     ends += read_token_ids(generation_path, generation, "eos_token_id", vocab_size)
@@ -93,12 +97,15 @@ def _count_weights(folder: Path) -> Counter[str]:
 
 
 def _estimate(path: Path, config: dict[str, Any], q_size: int) -> int:
-    """Parameters of a dense decoder from its shapes, norms left out."""
+    """Parameters from the shapes, norms left out."""
     hidden = read_count(path, config, "hidden_size")
     heads = read_count(path, config, "num_attention_heads")
+    embeddings = 1 if config.get("tie_word_embeddings") else 2
+    embeddings *= hidden * read_count(path, config, "vocab_size")
+    if is_latent(config["architectures"][0]):
+        return embeddings + parameter_count(config)
     kv_size = q_size // heads * read_count(path, config, "num_key_value_heads", heads)
     attention = hidden * (2 * q_size + 2 * kv_size)
     mlp = 3 * hidden * read_count(path, config, "intermediate_size")
-    embeddings = 1 if config.get("tie_word_embeddings") else 2
     layers = read_count(path, config, "num_hidden_layers")
-    return layers * (attention + mlp) + embeddings * hidden * read_count(path, config, "vocab_size")
+    return layers * (attention + mlp) + embeddings

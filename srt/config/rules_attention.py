@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import GpuFacts, MachineFacts, ModelFacts
+from srt.config.latent import is_latent
 from srt.config.rules_device import INSTALL
 from srt.errors import ConfigError
 
@@ -37,6 +38,7 @@ class Place:
     kv_cache_dtype: str
     head_dim: int
     has_window: bool
+    has_latent: bool = False  # MLA: heads of any size
 
 
 def place_of(
@@ -62,6 +64,7 @@ def place_of(
         kv_cache_dtype=kv_cache_dtype,
         head_dim=model.head_dim,
         has_window=has_window(model),
+        has_latent=is_latent(model.architecture),
     )
 
 
@@ -142,6 +145,8 @@ def _candidates(place: Place) -> tuple[str, ...]:
 def _native_lack(place: Place) -> str | None:
     if place.gpu is not None:
         return "native attention runs on CPUs, and this model runs on the GPU"
+    if place.has_latent:
+        return "native attention has no MLA"
     if not place.native:
         return "the native kernels are off"
     if place.kv_cache_dtype != "bfloat16":
@@ -154,6 +159,8 @@ def _triton_lack(place: Place) -> str | None:
         return "triton attention runs on GPUs, and this model runs on the CPU"
     if place.dtype not in HALF_TYPES or place.kv_cache_dtype == "float32":
         return f"triton computes in {' or '.join(HALF_TYPES)}, not float32"
+    if place.has_latent:
+        return None
     if place.head_dim > MOST_HEAD_DIM:
         return f"triton takes head sizes up to {MOST_HEAD_DIM}, not {place.head_dim}"
     return None
@@ -162,6 +169,8 @@ def _triton_lack(place: Place) -> str | None:
 def _flashinfer_lack(place: Place) -> str | None:
     if place.gpu is None:
         return "flashinfer runs on GPUs, and this model runs on the CPU"
+    if place.has_latent:
+        return "flashinfer is not used with MLA"
     if place.flashinfer_trouble:
         return place.flashinfer_trouble
     if place.deterministic:

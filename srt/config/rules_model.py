@@ -9,6 +9,7 @@ from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts, GpuFacts
 from srt.config.footprint import ITEM_BYTES, weight_bytes
+from srt.config.latent import kv_items
 from srt.config.rules_parallel import bytes_of_rank, check_divisible, kv_heads_of_rank
 from srt.config.rules_quantization import FP8_CAPABILITY, decide_quantization
 from srt.errors import ConfigError
@@ -62,13 +63,12 @@ def decide_model(
     check_divisible(quantization, ranks)
     embedding = model.vocab_size * model.hidden_size * ITEM_BYTES[dtype]
     kv_heads = kv_heads_of_rank(model.num_kv_heads, ranks)
-    kv_items = 2 * model.num_layers * kv_heads * model.head_dim
     return ModelPlan(
         load_format=load_format,
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
         quantization=quantization,
-        bytes_per_token=kv_items * ITEM_BYTES[kv_dtype],
+        bytes_per_token=kv_items(model, kv_heads) * ITEM_BYTES[kv_dtype],
         weight_bytes=bytes_of_rank(weight_bytes(model, dtype, quantization), embedding, ranks),
         gpu=gpu,
     )

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts, ModelFacts
+from srt.config.latent import is_latent
 from srt.errors import ConfigError
 
 FLAG = "--tensor-parallel-size"
@@ -81,6 +82,8 @@ def _decide_sums(args: ServerArgs, is_gpu: bool, decisions: Decisions) -> None:
 
 def why_not(model: ModelFacts, size: int) -> str | None:
     """What of the model cannot be divided by `size`."""
+    if is_latent(model.architecture):
+        return "latents for K and V, which ranks cannot divide yet"
     heads, kv_heads = model.num_heads, model.num_kv_heads
     inner = model.config.get("intermediate_size")
     for key, what in UNDIVIDED.items():

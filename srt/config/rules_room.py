@@ -18,7 +18,7 @@ from srt.config.rooms import GPU_FRACTION, Room, cpu_room, gigabytes, gpu_room
 from srt.config.rules_graphs import default_sizes
 from srt.config.rules_model import ModelPlan
 from srt.config.rules_quantization import FP8_CAPABILITY
-from srt.config.rules_schedule import GPU_MAX_RUNNING, most_step_tokens
+from srt.config.rules_schedule import GPU_MAX_RUNNING, GPU_PREFIX_CHUNK, most_step_tokens
 from srt.config.rules_spec import DraftPlan
 from srt.errors import ConfigError
 
@@ -53,7 +53,14 @@ def decide_room(
     sizes = default_sizes(rows) if asked is None else tuple(size for size in asked if size > 0)
     models = [facts.model] if draft is None else [facts.model, draft.facts]
     first, *others = (
-        reserve_of(model, plan.dtype, step_tokens=step, rows=rows, graph_sizes=sizes)
+        reserve_of(
+            model,
+            plan.dtype,
+            step_tokens=step,
+            rows=rows,
+            graph_sizes=sizes,
+            prefix_chunk=args.max_prefix_chunk_tokens or GPU_PREFIX_CHUNK,
+        )
         for model in models
     )
     for other in others:

@@ -14,18 +14,22 @@ CHUNK = 256
 GPU_MAX_RUNNING = 256
 GPU_CHUNK = 8192  # a step's tokens too: what one step computes bounds the activations' memory
 LEAST_CHUNK = 16  # prompt tokens of a step, whatever --max-itl-ms says: prompts must get on
+PREFIX_CHUNK = 4096
+GPU_PREFIX_CHUNK = 32768
 QUEUED_TOKENS = 512  # per request that may wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """What a device does well, and why: requests at once, prompt tokens of one request in a step.
-    `shares_step`: decodes take their part of the step's tokens, else they come on top of a chunk."""
+    `shares_step`: decodes take their part of the step's tokens, else they come on top of a chunk.
+    `prefix_chunk`: tokens of MLA prefixes that are expanded at once."""
 
     running: int
     chunk: int
     overlap: bool
     shares_step: bool
+    prefix_chunk: int
     why_running: str
     why_chunk: str
     why_overlap: str
@@ -38,6 +42,7 @@ def pace_of(is_gpu: bool) -> Pace:
             chunk=GPU_CHUNK,
             overlap=True,
             shares_step=True,
+            prefix_chunk=GPU_PREFIX_CHUNK,
             why_running="past it a GPU's step takes as much longer as it does more",
             why_chunk="fills a GPU; more would only take more memory",
             why_overlap="the next step is prepared while the GPU computes this one",
@@ -47,6 +52,7 @@ def pace_of(is_gpu: bool) -> Pace:
         chunk=CHUNK,
         overlap=False,
         shares_step=False,
+        prefix_chunk=PREFIX_CHUNK,
         why_running="more streams than a CPU decodes well",
         why_chunk="keeps a CPU's step short while a long prompt comes in",
         why_overlap="on a CPU the next step's preparation would take a core from this one's forward",
@@ -62,6 +68,7 @@ def decide_schedule(
     chunk = _chunk(args, memory, pace, decisions)
     step = _max_step_tokens(args, memory, running, chunk, pace, decisions)
     assert step >= max(running, chunk), (step, running, chunk)
+    _prefix_chunk(args, memory, pace, decisions)
     decisions.choose(
         "max_queued_tokens",
         args.max_queued_tokens,
@@ -149,6 +156,21 @@ def _chunk(args: ServerArgs, memory: MemoryPlan, pace: Pace, decisions: Decision
         why = "at most; --max-itl-ms takes less"
         return decisions.decide("chunked_prefill_size", pace.chunk, why)
     return decisions.decide("chunked_prefill_size", pace.chunk, pace.why_chunk)
+
+
+def _prefix_chunk(args: ServerArgs, memory: MemoryPlan, pace: Pace, decisions: Decisions) -> None:
+    asked, page = args.max_prefix_chunk_tokens, memory.page_size
+    if asked is not None and asked < page:
+        raise ConfigError(
+            f"--max-prefix-chunk-tokens {asked} was asked for, but a page holds {page} tokens and a "
+            f"chunk of a prefix at least one; allowed: {page} and more; raise it or lower --page-size"
+        )
+    decisions.choose(
+        "max_prefix_chunk_tokens",
+        asked,
+        max(page, pace.prefix_chunk),
+        "bounds the memory of K and V made of an MLA prefix; more would not be faster",
+    )
 
 
 def _max_step_tokens(

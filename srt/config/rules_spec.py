@@ -12,6 +12,7 @@ from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts, ModelFacts
 from srt.config.footprint import ITEM_BYTES, weight_bytes
+from srt.config.latent import kv_items
 from srt.config.rules_attention import Place, check_wish, lacks, place_of, propose
 from srt.config.rules_block import decide_block
 from srt.config.rules_model import ModelPlan, check_kv_dtype
@@ -193,7 +194,6 @@ def _plan_draft(
         (plan.dtype, "rule", "the type the draft computes in"),
     )
     kv_name = str(kv_dtype[0])
-    kv_items = 2 * draft.num_layers * draft.num_kv_heads * draft.head_dim
     check_kv_dtype("--speculative-draft-kv-cache-dtype", kv_name, plan.gpu)
     place = place_of(
         draft,
@@ -223,7 +223,7 @@ def _plan_draft(
         ),
         prefill=prefill,
         decode=decode,
-        bytes_per_token=kv_items * ITEM_BYTES[kv_name],
+        bytes_per_token=kv_items(draft, draft.num_kv_heads) * ITEM_BYTES[kv_name],
         weight_bytes=weight_bytes(draft, plan.dtype, None),
     )
 

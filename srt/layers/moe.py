@@ -54,7 +54,7 @@ def route(
     scores = logits.softmax(dim=-1) if is_softmax else logits.sigmoid()
     choice = scores if bias is None else scores + bias
     if routing.groups > 1:
-        grouped = choice.unflatten(1, (routing.groups, -1))
+        grouped = choice.view(len(choice), routing.groups, -1)
         worth = grouped.amax(-1) if bias is None else grouped.topk(2, dim=-1).values.sum(-1)
         best = worth.topk(routing.top_groups, dim=-1).indices
         is_out = torch.ones_like(worth, dtype=torch.bool).scatter_(1, best, False)

@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from srt.config.facts import ModelFacts
+from srt.config.latent import is_latent
 from srt.errors import ConfigError
+from srt.layers.latent import LatentArch
 from srt.layers.moe import MoeArch
 from srt.layers.rope import RopeScaling, read_rope_scaling
+from srt.models.arch_parts import need, read_latent, read_moe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +19,7 @@ class Arch:
     """What a dense decoder of the Llama kind needs to know about itself.
 
     `windows` has one entry per layer: how many tokens back a token sees, itself included; None: all.
+    `latent`: attention is MLA, and `head_dim` is that of its queries. `moe`: some layers have experts.
     """
 
     name: str
@@ -33,6 +37,7 @@ class Arch:
     rope: RopeScaling
     windows: tuple[int | None, ...]
     moe: MoeArch | None = None
+    latent: LatentArch | None = None
 
     @property
     def q_size(self) -> int:
@@ -41,6 +46,16 @@ class Arch:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Of what a head's attention gives back."""
+        return self.head_dim if self.latent is None else self.latent.value
+
+    @property
+    def kv_items(self) -> int:
+        """Numbers that a token leaves in the KV cache, over all layers."""
+        return self.num_layers * (2 * self.kv_size if self.latent is None else self.latent.width)
 
     def share(self, size: int) -> Arch:
         """What one of `size` ranks computes: its heads, and its part of the MLP."""
@@ -61,29 +76,26 @@ def read_arch(facts: ModelFacts) -> Arch:
             f"{facts.name}: hidden_act {activation!r} is not implemented for "
             f"{facts.architecture}, only silu"
         )
+    latent = read_latent(facts) if is_latent(facts.architecture) else None
+    head_dim = facts.head_dim if latent is None else latent.query
     return Arch(
         name=facts.architecture,
         num_layers=facts.num_layers,
         hidden_size=facts.hidden_size,
-        intermediate_size=_need(config, "intermediate_size", facts.name),
+        intermediate_size=need(config, "intermediate_size", facts.name),
         num_heads=facts.num_heads,
         num_kv_heads=facts.num_kv_heads,
-        head_dim=facts.head_dim,
+        head_dim=head_dim,
         vocab_size=facts.vocab_size,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         tied=bool(config.get("tie_word_embeddings", False)),
         attention_bias=bool(config.get("attention_bias", False)),
         mlp_bias=bool(config.get("mlp_bias", False)),
-        rope=read_rope_scaling(config, facts.head_dim, facts.name),
+        rope=read_rope_scaling(config, head_dim if latent is None else latent.rope, facts.name),
         windows=_windows(config, facts.num_layers),
+        moe=read_moe(facts),
+        latent=latent,
     )
-
-
-def _need(config: dict[str, Any], key: str, name: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int):
-        raise ConfigError(f"{name}: config.json lacks {key}, or it is no integer: {value!r}")
-    return value
 
 
 def _windows(config: dict[str, Any], num_layers: int) -> tuple[int | None, ...]:

@@ -21,8 +21,9 @@ class MoeBlock:
         self.router = weights.tensors[f"{name}.router"]
         self.bias = weights.tensors.get(f"{name}.router_bias")
         count = moe.routing.num_experts
-        self.gate_up = weights.tensors[f"{name}.experts.gate_up"].unflatten(0, (count, -1))
-        self.down = weights.tensors[f"{name}.experts.down"].unflatten(0, (count, -1))
+        gate_up, down = (weights.tensors[f"{name}.experts.{part}"] for part in ("gate_up", "down"))
+        self.gate_up = gate_up.view(count, -1, gate_up.shape[1])
+        self.down = down.view(count, -1, down.shape[1])
         self.shared = GatedMlp(weights, f"{name}.shared", ops) if moe.shared_inner else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

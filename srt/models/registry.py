@@ -11,6 +11,8 @@ ARCHITECTURES = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "MiMoForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
 )
 
 
@@ -29,6 +31,10 @@ def model_family(architecture: str) -> Family:
             from srt.models.qwen3 import Qwen3
 
             return Qwen3()
+        case "DeepseekV2ForCausalLM" | "DeepseekV3ForCausalLM":
+            from srt.models.deepseek import Deepseek
+
+            return Deepseek()
     raise ConfigError(
         f"architecture {architecture!r} is not implemented; known: {', '.join(ARCHITECTURES)}"
     )

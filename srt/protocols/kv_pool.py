@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 class KVPool(Protocol):
     """Slot s of page p is row `p * page_size + s`. Planes are [num_pages * page_size, kv_heads,
-    head_dim] in the pool's dtype. Page 0 is padding: written by padded tokens, read by nobody."""
+    head_dim] in the pool's dtype. Page 0 is padding: written by padded tokens, read by nobody.
+
+    A pool of latents has one head as wide as a latent and a rotated key, and its values are the latents
+    in its keys."""
 
     page_size: int
     num_pages: int
@@ -36,4 +39,9 @@ class KVPool(Protocol):
     @property
     def bytes_per_token(self) -> int:
         """K and V over all layers."""
+        ...
+
+    def move(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+        """Copies what is in the slots `sources` [N] int64 into the slots `destinations` [N] int64, in
+        every layer; the two may overlap."""
         ...

@@ -162,7 +162,7 @@ def _load_target(
     )
     run(lambda: runner.load(show))
     maybe_disable_chunked_prefix_cache(
-        use_mla_backend=False, is_draft_worker=runner.role == "draft"
+        use_mla_backend=runner.arch.latent is not None, is_draft_worker=runner.role == "draft"
     )
     return runner
 

@@ -120,7 +120,12 @@ def _reserve(context: RuntimeContext, step_tokens: int, rows: int) -> int:
     for spec in context.runner_specs:
         model = facts.model if spec.role == "target" or facts.draft is None else facts.draft
         one = reserve_of(
-            model, spec.dtype, step_tokens=step_tokens, rows=rows, graph_sizes=spec.graph_sizes
+            model,
+            spec.dtype,
+            step_tokens=step_tokens,
+            rows=rows,
+            graph_sizes=spec.graph_sizes,
+            prefix_chunk=context.state.schedule.max_prefix_chunk_tokens,
         )
         whole = one if whole is None else whole + one
     assert whole is not None, "there is a target"

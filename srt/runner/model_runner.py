@@ -20,7 +20,6 @@ from kernels.linear.quantized import QuantizedWeight
 from kernels.ops import Ops
 from srt.attention.capability import Need
 from srt.attention.select import BackendPair, build_backend, select_backend
-from srt.cache.pools import PagedKVPool
 from srt.config.context import get_exec
 from srt.config.facts import ModelFacts
 from srt.config.runner_spec import RunnerSpec
@@ -34,11 +33,13 @@ from srt.models.arch import read_arch
 from srt.models.blocks import CausalModel, Taps
 from srt.models.decoder import DenseDecoder
 from srt.models.draft import DraftFamily, DraftSource, Lent
+from srt.models.mla import LatentDecoder
 from srt.models.mtp import foreign_tensors
 from srt.models.registry import model_family
 from srt.parallel.group import ALONE, Group
 from srt.protocols.attention import Attention, AttentionBackend, AttentionBatch
 from srt.protocols.forward_batch import ForwardBatch, Slice, TableWrite
+from srt.protocols.kv_pool import KVPool
 from srt.quant.methods import quantization_of
 from srt.quant.stored import KEY
 from srt.runner.attention_pair import (
@@ -46,6 +47,7 @@ from srt.runner.attention_pair import (
     resolve_draft_attention_backend,
 )
 from srt.runner.dtypes import torch_dtype
+from srt.runner.families import build_pool, mla_backend
 from srt.runner.inputs import StepInputs, build_inputs, locate, send_nowhere
 from srt.runner.page_table import Ints, PageTable
 from srt.runner.staging import Array, Staging
@@ -110,7 +112,7 @@ class ModelRunner:
         self._model_family = None if network is not None else model_family(facts.architecture)
         self._model: CausalModel | None = None
         self._network: object | None = None
-        self._pool: PagedKVPool | None = None
+        self._pool: KVPool | None = None
         self._backend: AttentionBackend | None = None
         self._table: PageTable | None = None
         self.last_tokens = torch.empty(0, dtype=torch.int64, device=device)
@@ -120,7 +122,7 @@ class ModelRunner:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return 2 * self.arch.num_layers * self.arch.kv_size * self.kv_cache_dtype.itemsize
+        return self.arch.kv_items * self.kv_cache_dtype.itemsize
 
     @property
     def network(self) -> object:
@@ -134,7 +136,7 @@ class ModelRunner:
         return self._backend
 
     @property
-    def pool(self) -> PagedKVPool:
+    def pool(self) -> KVPool:
         assert self._pool is not None, "allocate comes first"
         return self._pool
 
@@ -227,12 +229,10 @@ class ModelRunner:
     ) -> None:
         """The KV pool and the per-row tables. A draft gets the target's `table`: it shares its rows and
         slots, and fills planes of its own there."""
-        self._pool = PagedKVPool(
+        self._pool = build_pool(
+            self.arch,
             num_pages=num_pages,
             page_size=page_size,
-            num_layers=self.arch.num_layers,
-            num_kv_heads=self.arch.num_kv_heads,
-            head_dim=self.arch.head_dim,
             dtype=self.kv_cache_dtype,
             device=self.device,
         )
@@ -249,9 +249,14 @@ class ModelRunner:
 
     def init_backends(self) -> None:
         """Builds the stamped pair; nothing configured may change afterwards."""
-        self._backend = build_backend(
-            self.attention_pair, self.ops.paged_attention, deterministic=self.deterministic
-        )
+        if isinstance(self._model, LatentDecoder):
+            self._backend = mla_backend(
+                self.attention_pair, self._model.ups, self.spec, deterministic=self.deterministic
+            )
+        else:
+            self._backend = build_backend(
+                self.attention_pair, self.ops.paged_attention, deterministic=self.deterministic
+            )
 
     def write_table(self, writes: list[TableWrite]) -> None:
         self.table.write(writes)
@@ -340,6 +345,7 @@ class ModelRunner:
             dtype=str(self.kv_cache_dtype).removeprefix("torch."),
             query_dtype=self.spec.dtype,
             head_dim=self.arch.head_dim,
+            latent=self.arch.latent is not None,
             window=any(window is not None for window in self.arch.windows),
             has_library=self.ops.implementation == "native",
             capability=10 * major + minor,

@@ -26,9 +26,15 @@ def loading() -> Iterator[None]:
 
 
 @pytest.fixture
-def sdpa_reads_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def sdpa_reads_no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [n for n in gate.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS if n != "sdpa"]
+    monkeypatch.setattr(gate, "CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS", names)
+
+
+@pytest.fixture
+def native_reads_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend from outside adds itself to the public list."""
-    names = [*gate.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS, "sdpa"]
+    names = [*gate.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS, "native"]
     monkeypatch.setattr(gate, "CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS", names)
 
 
@@ -73,19 +79,18 @@ def test_gate_survives_draft_build() -> None:
     assert is_disabled()
 
 
+@pytest.mark.usefixtures("sdpa_reads_no_chunks")
 def test_mla_on_a_backend_without_chunks_is_disabled() -> None:
     maybe_disable_chunked_prefix_cache(True, False)
     assert is_disabled()
     assert "prefill backend sdpa" in get_context().trail[-1].reason
 
 
-@pytest.mark.usefixtures("sdpa_reads_chunks")
 def test_mla_on_a_listed_backend_stays_on() -> None:
     maybe_disable_chunked_prefix_cache(True, False)
     assert not is_disabled()
 
 
-@pytest.mark.usefixtures("sdpa_reads_chunks")
 @pytest.mark.parametrize(("prefill", "off"), [("sdpa", False), ("native", True)])
 def test_gate_uses_prefill_half(prefill: str, off: bool) -> None:
     halves = {"sdpa": "native", "native": "sdpa"}
@@ -116,7 +121,7 @@ def test_explain_after_load_shows_what_loading_leaves_there(typed: bool) -> None
     args = ServerArgs(disable_chunked_prefix_cache=typed)
     publish(args, dummy_facts(), role="test", entropy=0)
     before = resolve(args, dummy_facts(), entropy=0)
-    after = after_load(before, use_mla_backend=False)
+    after = after_load(args, before, use_mla_backend=False)
     maybe_disable_chunked_prefix_cache(False, False)
 
     def row_of(resolution: Resolution) -> Row:
@@ -134,7 +139,30 @@ def test_explain_after_load_shows_what_loading_leaves_there(typed: bool) -> None
         assert row_of(before).value is False
 
 
-@pytest.mark.usefixtures("sdpa_reads_chunks")
 def test_explain_after_load_leaves_an_mla_model_its_chunks() -> None:
     before = resolve(ServerArgs(), dummy_facts(), entropy=0)
-    assert after_load(before, use_mla_backend=True) == before
+    assert after_load(ServerArgs(), before, use_mla_backend=True) == before
+
+
+@pytest.mark.usefixtures("native_reads_chunks")
+def test_a_backend_from_outside_adds_itself() -> None:
+    assert gate.why_not_chunked(True, "native") is None
+    assert gate.why_not_chunked(False, "native") is not None
+
+
+def test_chunks_asked_for_where_they_cannot_be_are_refused() -> None:
+    args = ServerArgs(max_prefix_chunk_tokens=4096)
+    publish(args, dummy_facts(), role="test", entropy=0)
+    listed = ", ".join(gate.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS)
+    with pytest.raises(ConfigError, match=f"max-prefix-chunk-tokens 4096.*not MLA.*{listed}"):
+        maybe_disable_chunked_prefix_cache(False, False)
+    with pytest.raises(ConfigError, match="not MLA"):
+        after_load(args, resolve(args, dummy_facts(), entropy=0), use_mla_backend=False)
+    maybe_disable_chunked_prefix_cache(False, True)  # no draft's business
+    maybe_disable_chunked_prefix_cache(True, False)
+
+
+def test_a_chunk_smaller_than_a_page_is_refused() -> None:
+    args = ServerArgs(max_prefix_chunk_tokens=8, page_size=16)
+    with pytest.raises(ConfigError, match="max-prefix-chunk-tokens 8.*16 and more"):
+        resolve(args, dummy_facts(), entropy=0)

@@ -1,0 +1,139 @@
+"""Decoder layers whose attention is MLA, see `srt.layers.latent`, and whose MLP may be one of
+experts."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from kernels.ops import Ops
+from srt.layers.latent import UpProjection
+from srt.layers.parameters import Parameter, Weights, linear, norm, tensor
+from srt.models.arch import Arch
+from srt.models.blocks import GatedMlp, Taps
+from srt.models.moe import MoeBlock
+from srt.protocols.attention import Attention, AttentionBatch
+from srt.protocols.kv_pool import KVPool
+
+NORM_EPS = 1e-6  # of the latents' own norms, whatever the other norms have
+
+
+class LatentLayer:
+    """`inputs` makes of x what needs no norm in between, side by side: the queries, or their latent, and
+    the latent of K and V with the key to be rotated."""
+
+    __slots__ = ("inputs", "q_norm", "q_up", "kv_norm", "out", "mlp", "input_norm", "mlp_norm")
+
+    def __init__(self, weights: Weights, index: int, ops: Ops, arch: Arch) -> None:
+        name = f"layers.{index}"
+        self.inputs = weights.linears[f"{name}.inputs"]
+        self.q_norm = weights.tensors.get(f"{name}.q_norm")
+        self.q_up = weights.linears.get(f"{name}.q_up")
+        self.kv_norm = weights.tensors[f"{name}.kv_norm"]
+        self.out = weights.linears[f"{name}.out"]
+        moe = arch.moe if arch.moe is not None and index in arch.moe.layers else None
+        self.mlp = (
+            GatedMlp(weights, name, ops) if moe is None else MoeBlock(weights, name, ops, moe)
+        )
+        self.input_norm = weights.tensors[f"{name}.input_norm"]
+        self.mlp_norm = weights.tensors[f"{name}.mlp_norm"]
+
+
+class LatentDecoder:
+    """See `srt.models.blocks.CausalModel` for the contract. `ups`: of every layer, for the attention."""
+
+    def __init__(self, arch: Arch, weights: Weights, ops: Ops, cos_sin: torch.Tensor) -> None:
+        assert arch.latent is not None
+        self.arch = arch
+        self.latent = arch.latent
+        self.ops = ops
+        self.cos_sin = cos_sin
+        self.embedding = weights.tensors["embedding"]
+        self.head = weights.linears["head"]
+        self.layers = [LatentLayer(weights, i, ops, arch) for i in range(arch.num_layers)]
+        self.ups = [
+            UpProjection(weights.tensors.pop(f"layers.{i}.kv_up"), self.latent)
+            for i in range(arch.num_layers)
+        ]
+        norms = [layer.input_norm for layer in self.layers]
+        self.norms = [*norms, weights.tensors["norm"]]
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        batch: AttentionBatch,
+        pool: KVPool,
+        attention: Attention,
+        keep: torch.Tensor | None,
+        taps: Taps | None = None,
+    ) -> torch.Tensor:
+        arch, ops, eps = self.arch, self.ops, self.arch.norm_eps
+        residual = F.embedding(token_ids, self.embedding)
+        x = ops.rms_norm(residual, self.norms[0], eps)
+        last = arch.num_layers - 1
+        early = last if taps is None or arch.num_layers not in taps.layers else -1
+        for index, layer in enumerate(self.layers):
+            if taps is not None:
+                taps.take(index, residual)
+            q = self._project(layer, x, batch, pool.keys(index))
+            x = attention.forward(q, index, pool, scale=self.latent.scale, window=None)
+            x = x.view(len(x), -1)
+            if index == early and keep is not None:  # nothing below mixes tokens any more
+                x, residual = x[keep], residual[keep]
+            x, residual = ops.add_rms_norm(layer.out(x), residual, layer.mlp_norm, eps)
+            x, residual = ops.add_rms_norm(layer.mlp(x), residual, self.norms[index + 1], eps)
+        if taps is not None:
+            taps.take(arch.num_layers, x)
+        return x if early == last or keep is None else x[keep]
+
+    def _project(
+        self, layer: LatentLayer, x: torch.Tensor, batch: AttentionBatch, plane: torch.Tensor
+    ) -> torch.Tensor:
+        """Queries [T, heads, nope + rope], rotated; the tokens' latents are in the pool."""
+        arch, latent = self.arch, self.latent
+        made = layer.inputs(x)
+        q, latents = made[:, : -latent.width], made[:, -latent.width :]
+        if layer.q_up is not None:
+            assert layer.q_norm is not None
+            q = layer.q_up(self.ops.rms_norm(q.contiguous(), layer.q_norm, NORM_EPS))
+        heads = q.view(len(q), arch.num_heads, latent.query)
+        self.ops.write_latent(
+            heads,
+            latents,
+            layer.kv_norm,
+            batch.positions,
+            self.cos_sin,
+            batch.slots,
+            plane,
+            NORM_EPS,
+            latent.interleaved,
+        )
+        return heads
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.head(hidden)
+
+
+def attention_parameters(name: str, source: str, arch: Arch) -> list[Parameter]:
+    """The weight map of one layer's attention, whose tensors stand under `source`."""
+    latent, hidden, bias = arch.latent, arch.hidden_size, arch.attention_bias
+    assert latent is not None
+    down = {"kv_a_proj_with_mqa": latent.width}
+    found = []
+    if latent.q_rank is None:
+        found.append(linear(f"{name}.inputs", source, {"q_proj": arch.q_size} | down, hidden))
+    else:
+        rank = latent.q_rank
+        found += [
+            linear(f"{name}.inputs", source, {"q_a_proj": rank} | down, hidden, bias=bias),
+            norm(f"{name}.q_norm", f"{source}q_a_layernorm.weight", rank),
+            linear(f"{name}.q_up", source, {"q_b_proj": arch.q_size}, rank),
+        ]
+    rows = arch.num_heads * (latent.nope + latent.value)
+    values = arch.num_heads * latent.value
+    return [
+        *found,
+        norm(f"{name}.kv_norm", f"{source}kv_a_layernorm.weight", latent.rank),
+        tensor(f"{name}.kv_up", f"{source}kv_b_proj.weight", rows, latent.rank),
+        linear(f"{name}.out", source, {"o_proj": hidden}, values, bias=bias),
+    ]

@@ -1,0 +1,57 @@
+"""What a kind of model wants of its runner: which pool, which attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from srt.attention.mla import MlaAttention
+from srt.attention.mla_plan import MlaSettings
+from srt.attention.mla_select import build_mla_backend
+from srt.attention.select import BackendPair
+from srt.cache.pools import LatentPool, PagedKVPool
+from srt.config.context import get_schedule
+from srt.config.runner_spec import RunnerSpec
+from srt.layers.latent import UpProjection
+from srt.models.arch import Arch
+from srt.protocols.kv_pool import KVPool
+
+
+def build_pool(
+    arch: Arch, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+) -> KVPool:
+    if arch.latent is not None:
+        return LatentPool(
+            num_pages=num_pages,
+            page_size=page_size,
+            num_layers=arch.num_layers,
+            rank=arch.latent.rank,
+            rope=arch.latent.rope,
+            dtype=dtype,
+            device=device,
+        )
+    return PagedKVPool(
+        num_pages=num_pages,
+        page_size=page_size,
+        num_layers=arch.num_layers,
+        num_kv_heads=arch.num_kv_heads,
+        head_dim=arch.head_dim,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def mla_backend(
+    pair: BackendPair, ups: Sequence[UpProjection], spec: RunnerSpec, *, deterministic: bool
+) -> MlaAttention:
+    """Reads the schedule's bag once, after the load-time gate has written it. The bag is the target's
+    business: a draft does not look."""
+    schedule = get_schedule()
+    is_target = spec.role == "target"
+    settings = MlaSettings(
+        chunk_tokens=schedule.max_prefix_chunk_tokens,
+        may_expand=is_target and not schedule.disable_chunked_prefix_cache,
+        deterministic=deterministic,
+    )
+    return build_mla_backend(pair, ups, settings)
