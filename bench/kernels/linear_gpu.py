@@ -310,7 +310,7 @@ def show_table(kind: str, best: Best) -> None:
             )
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="the plans as they are, no search")
     parser.add_argument("--kind", default="plain", choices=("plain", "fp8", "int4"))
@@ -327,3 +327,7 @@ if __name__ == "__main__":
     found = {} if options.quick else search(options.kind, every)
     if options.kind == "plain":
         show_table(options.kind, found)
+
+
+if __name__ == "__main__":
+    main()

@@ -108,7 +108,6 @@ PLAIN: Table = {
 }
 INT4: Table = {}
 FP8: Table = {}
-ANY_STREAM = StreamPlan(rows=4, block=1024, stages=4, warps=4)
 
 MULTIPROCESSORS = 132
 SMALL = 8 << 20  # elements of a weight, up to which tiles beat the library for any few tokens
@@ -140,19 +139,21 @@ class Plans:
 def few_plan(num_rows: int, size: int, tokens: int, kind: str) -> Plan | None:
     """`tokens`: of TOKEN_TILES. None: the library is as fast."""
     if kind == "library":
-        return ANY_STREAM if tokens == 1 else None
+        return any_stream(kind) if tokens == 1 else None
     table = {"plain": PLAIN, "fp8": FP8, "int4": INT4}[kind]
     for measured in (tokens, SMALLEST_TILE if tokens > 1 else 1):
         if (num_rows, size, measured) in table:
             return table[num_rows, size, measured]
-    if tokens == 1 and kind == "plain":
-        return ANY_STREAM
-    if tokens == 1 and kind == "fp8":
-        return StreamPlan(rows=8, block=1024, stages=4, warps=4)
+    if tokens == 1 and kind != "int4":
+        return any_stream(kind)
     if kind == "plain" and tokens > SMALLEST_TILE and num_rows * size > SMALL:
         return None
     block = 256 if kind == "fp8" else 128
     return fill_device(num_rows, size, rows=64, block=block, stages=4)
+
+
+def any_stream(kind: str) -> StreamPlan:
+    return StreamPlan(rows=8 if kind == "fp8" else 4, block=1024, stages=4, warps=4)
 
 
 def many_alike(few: TilePlan, kind: str) -> TilePlan:
