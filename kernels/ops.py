@@ -11,6 +11,7 @@ from kernels import (
     embedding,
     latent_write,
     linear,
+    moe,
     paged_attention,
     rms_norm,
     rope,
@@ -50,6 +51,7 @@ class Ops:
     silu_mul: silu_mul.SiluMul
     paged_attention: paged_attention.PagedAttention
     pack_linear: PackLinear
+    moe: moe.MoeOps
     best_token: best_token.BestToken
 
 
@@ -70,5 +72,6 @@ def select(implementation: str, library: Library | None = None) -> Ops:
         silu_mul=silu_mul.select(implementation, library),
         paged_attention=paged_attention.select(attention, library),
         pack_linear=partial(linear.pack_linear, implementation=implementation, library=library),
+        moe=moe.select(implementation),
         best_token=best_token.select(implementation, library),
     )

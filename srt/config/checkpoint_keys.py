@@ -18,6 +18,8 @@ ARCHITECTURES = (
     "MiMoForCausalLM",
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen3MoeForCausalLM",
     "Script",
 )
 

@@ -11,9 +11,10 @@ import torch
 
 from kernels.linear import Linear
 from kernels.linear.quantized import QuantizedWeight
+from kernels.moe import Experts
 
-ParameterKind = Literal["tensor", "norm", "linear", "index", "exact"]
-Sharding = Literal["heads", "column", "row", "vocabulary"]
+ParameterKind = Literal["tensor", "norm", "linear", "index", "exact", "experts"]
+Sharding = Literal["heads", "column", "row", "vocabulary", "experts"]
 
 # What several ranks divide among themselves, by the last word of a linear's name, and how:
 # `srt.layers.sharding`.
@@ -50,7 +51,8 @@ class Parameter:
 
     A linear has weights [out, in] and may have biases [out]; it is packed as soon as its last part has
     arrived, so a fused linear never exists twice. An index keeps its integers, an
-    exact tensor the type it is stored in.
+    exact tensor the type it is stored in. Experts are two parameters, `x.experts.gate_up` (a gate and an
+    up, expert after expert) and `x.experts.down`, which are packed together.
     """
 
     name: str
@@ -61,15 +63,19 @@ class Parameter:
     @property
     def sharding(self) -> Sharding | None:
         """How ranks divide it; None: each has all of it."""
+        if self.kind == "experts":
+            return "experts"
         return sharding_of(self.name) if self.kind == "linear" else None
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A filled model: every declared parameter once, under its own name."""
+    """A filled model: every declared parameter once, under its own name; experts under what their two
+    names begin with."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     linears: dict[str, Linear] = field(default_factory=dict)
+    experts: dict[str, Experts] = field(default_factory=dict)  # x
 
 
 def sharding_of(linear: str) -> Sharding | None:

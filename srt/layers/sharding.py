@@ -4,6 +4,7 @@ has a share.
     heads       qkv: whole heads; where KV heads are fewer than ranks, several ranks keep the same one
     column      gate_up: outputs; nothing is exchanged
     row         out, down: inputs, those that the rank's own heads or columns made; the results add up
+    experts     whole experts: each rank adds what its own make; the results add up
     vocabulary  head: tokens; every rank gets all logits, and draws the same tokens from them
 
 So there is an exchange twice in a layer and once in a step. The rest is whole on every rank, the
@@ -23,6 +24,7 @@ import torch
 
 from kernels.linear import Linear
 from kernels.linear.quantized import QuantizedWeight
+from kernels.moe import Experts, PackExperts, stack
 from srt.layers.parameters import Cut, Parameter, Part, sharding_of
 from srt.parallel.group import Group
 
@@ -36,6 +38,9 @@ def shard(parameters: list[Parameter], head_dim: int, group: Group) -> list[Para
 
 
 def _shard(parameter: Parameter, head_dim: int, group: Group) -> Parameter:
+    if parameter.sharding == "experts":
+        return _own_experts(parameter, group)
+
     def cut(part: Part) -> Part:
         match parameter.sharding:
             case "heads":
@@ -58,6 +63,19 @@ def _shard(parameter: Parameter, head_dim: int, group: Group) -> Parameter:
         parts=tuple(cut(part) for part in parameter.parts),
         biases=tuple(cut(part) for part in parameter.biases),
     )
+
+
+def _own_experts(parameter: Parameter, group: Group) -> Parameter:
+    """Of the others' nothing is kept."""
+    each, rest = divmod(len(parameter.parts), group.size)
+    assert not rest, parameter.name
+    mine = range(each * group.rank, each * (group.rank + 1))
+    nothing = Cut(dim=0, first=0, size=0)
+    parts = [
+        part if index in mine else replace(part, cut=nothing)
+        for index, part in enumerate(parameter.parts)
+    ]
+    return replace(parameter, parts=tuple(parts))
 
 
 def _rows(part: Part, unit: int, group: Group) -> Cut:
@@ -102,6 +120,21 @@ def pack_share(
     return pack(weight, bias)
 
 
+def pack_own_experts(
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    num_experts: int,
+    quantization: str | None,
+    pack: PackExperts,
+    group: Group,
+) -> Experts:
+    """Of the rank's share of the stacks: what gives every rank what all `num_experts` make together."""
+    count = num_experts // group.size
+    stacked = stack(gate_up, count, quantization)
+    share = pack(stacked, stack(down, count, quantization), count * group.rank)
+    return share if group.size == 1 else ExpertParallel(share, group)
+
+
 class RowParallel:
     """Each rank multiplies its inputs; the results add up."""
 
@@ -117,6 +150,30 @@ class RowParallel:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._add(self._share(x))
+
+
+class ExpertParallel:
+    """A `kernels.moe.Experts`: each rank asks its own; what they make adds up."""
+
+    __slots__ = ("_share", "_add")
+
+    def __init__(self, share: Experts, group: Group) -> None:
+        self._share = share
+        self._add = group.add
+
+    @property
+    def bytes(self) -> int:
+        return self._share.bytes
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        made = self._add(self._share(x, weights, experts))
+        return made if residual is None else residual.add_(made)
 
 
 class VocabularyParallel:

@@ -9,11 +9,13 @@ import torch
 
 from kernels.linear import Linear
 from kernels.linear.quantized import QuantizedWeight, stack_rows
+from kernels.moe import Experts
 from srt.errors import ConfigError
 from srt.layers.parameters import Cut, Parameter, Part, Weights
 
 Value = torch.Tensor | QuantizedWeight
 Pack = Callable[[str, Value, torch.Tensor | None], Linear]
+PackExperts = Callable[[str, torch.Tensor, torch.Tensor], Experts]
 NamedTensors = Iterable[tuple[str, Value]]
 
 SHOWN = 5  # names listed in an error before "and N more"
@@ -43,6 +45,7 @@ def fill(
     device: torch.device,
     pack: Pack,
     origin: str,
+    pack_experts: PackExperts | None = None,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> Weights:
     """Consumes `checkpoint`, converts each tensor to `dtype` and packs linears as they complete, so
@@ -51,12 +54,14 @@ def fill(
 
     Linears may come quantized, see `srt.loading.quantized`; they are not converted.
 
-    `pack(name, weight [out, in], bias [out] or None)` takes ownership. Raises ConfigError naming the
+    `pack(name, weight [out, in], bias [out] or None)` takes ownership, as does `pack_experts(name,
+    gate_up [E 2 I, H], down [E H, I])`, for a model that has experts. Raises ConfigError naming the
     tensor that is unknown, missing, there twice, or of the wrong shape (with both shapes).
     """
     wanted = _destinations(parameters)
     seen: set[str] = set()
     weights = Weights()
+    halves: dict[str, torch.Tensor] = {}
     for source, given in checkpoint:
         if source not in wanted:
             raise ConfigError(f"{origin}: tensor {source!r} belongs to no parameter of this model")
@@ -77,7 +82,10 @@ def fill(
                 kept[part.cut] = moved.contiguous()
             pending.arrived[source] = kept[part.cut]
             if pending.is_complete:
-                _finish(pending, weights, pack)
+                if pending.parameter.kind == "experts":
+                    _finish_experts(pending, halves, weights, pack_experts, origin)
+                else:
+                    _finish(pending, weights, pack)
         progress(len(seen) / len(wanted))
     missing = sorted(wanted.keys() - seen)
     if missing:
@@ -104,3 +112,25 @@ def _finish(pending: _Pending, weights: Weights, pack: Pack) -> None:
     else:
         assert isinstance(value, torch.Tensor), parameter.name
         weights.tensors[parameter.name] = value.contiguous()
+
+
+def _finish_experts(
+    pending: _Pending,
+    halves: dict[str, torch.Tensor],
+    weights: Weights,
+    pack: PackExperts | None,
+    origin: str,
+) -> None:
+    """Packs both stacks when the second of them is there; `halves` has the others'."""
+    name, value = pending.parameter.name, pending.stack(pending.parameter.parts)
+    assert pack is not None, name
+    if not isinstance(value, torch.Tensor):
+        raise ConfigError(
+            f"{origin}: {name} is quantized in the checkpoint, which experts cannot be"
+        )
+    halves[name] = value
+    owner = name.removesuffix(".gate_up").removesuffix(".down")
+    if f"{owner}.gate_up" in halves and f"{owner}.down" in halves:
+        both = halves.pop(f"{owner}.gate_up"), halves.pop(f"{owner}.down")
+        owner = owner.removesuffix(".experts")
+        weights.experts[owner] = pack(owner, *both)

@@ -11,7 +11,8 @@ from srt.errors import ConfigError
 from srt.layers.latent import LatentArch
 from srt.layers.moe import MoeArch
 from srt.layers.rope import RopeScaling, read_rope_scaling
-from srt.models.arch_parts import need, read_latent, read_moe
+from srt.models.arch_moe import read_moe
+from srt.models.arch_parts import need, read_latent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The parts of an architecture that only some have, read of a config.json: latent attention, experts."""
+"""The parts of an architecture that only some have, read of a config.json: latent attention."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 from srt.config.facts import ModelFacts
 from srt.errors import ConfigError
 from srt.layers.latent import LatentArch
-from srt.layers.moe import MoeArch, Routing
 
 
 def read_latent(facts: ModelFacts) -> LatentArch:
@@ -32,59 +31,6 @@ def read_latent(facts: ModelFacts) -> LatentArch:
         q_rank=need(config, "q_lora_rank", facts.name) if config.get("q_lora_rank") else None,
         scale=(nope + rope) ** -0.5 * temperature**2,
         interleaved=bool(config.get("rope_interleave", True)),
-    )
-
-
-def read_moe(facts: ModelFacts) -> MoeArch | None:
-    """None for a dense model. Raises ConfigError for a way of choosing experts that is not known."""
-    config = facts.config
-    match facts.architecture:
-        case "DeepseekV2ForCausalLM":
-            routing = _route_v2(config, facts.name)
-        case "DeepseekV3ForCausalLM":
-            routing = _route_v3(config, facts.name)
-        case _:
-            return None
-    first = int(config.get("first_k_dense_replace") or 0)
-    inner = need(config, "moe_intermediate_size", facts.name)
-    return MoeArch(
-        routing=routing,
-        inner=inner,
-        shared_inner=inner * int(config.get("n_shared_experts") or 0),
-        layers=frozenset(range(first, facts.num_layers)),
-    )
-
-
-def _route_v2(config: dict[str, Any], name: str) -> Routing:
-    method = config.get("topk_method") or "greedy"
-    if method not in ("greedy", "group_limited_greedy"):
-        raise ConfigError(
-            f"{name}: topk_method {method!r} is not implemented; known: greedy, group_limited_greedy"
-        )
-    is_grouped = method == "group_limited_greedy"
-    return Routing(
-        num_experts=need(config, "n_routed_experts", name),
-        top_k=need(config, "num_experts_per_tok", name),
-        renormalize=bool(config.get("norm_topk_prob", False)),
-        scale=float(config.get("routed_scaling_factor", 1.0)),
-        groups=need(config, "n_group", name) if is_grouped else 1,
-        top_groups=need(config, "topk_group", name) if is_grouped else 1,
-    )
-
-
-def _route_v3(config: dict[str, Any], name: str) -> Routing:
-    for key, known in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid")):
-        if config.get(key, known) != known:
-            raise ConfigError(f"{name}: {key} {config[key]!r} is not implemented; known: {known}")
-    return Routing(
-        num_experts=need(config, "n_routed_experts", name),
-        top_k=need(config, "num_experts_per_tok", name),
-        scoring="sigmoid",
-        renormalize=bool(config.get("norm_topk_prob", True)),
-        scale=float(config.get("routed_scaling_factor", 1.0)),
-        groups=need(config, "n_group", name),
-        top_groups=need(config, "topk_group", name),
-        has_bias=True,
     )
 
 

@@ -63,6 +63,21 @@ class Family(Protocol):
     ) -> CausalModel: ...
 
 
+class Mlp(Protocol):
+    """The second half of a decoder layer: [T, H] -> [T, H]."""
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether it takes in the norm before and the sum behind it: `add_normed` may be used."""
+        ...
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def add_normed(self, stream: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """stream + self(rms_norm(stream, weight, eps)), written into `stream`."""
+        ...
+
+
 class GatedMlp:
     """down(silu(gate(x)) * up(x)), with gate and up in one linear; where that is a fused one, it does
     what stands between the two as well."""
@@ -74,6 +89,11 @@ class GatedMlp:
         self.down: Linear = weights.linears[f"{name}.down"]
         self.silu_mul = None if isinstance(self.gate_up, FusedLinear) else ops.silu_mul
 
+    @property
+    def is_fused(self) -> bool:
+        """Both linears are; with ranks that share them, the second is not."""
+        return isinstance(self.gate_up, FusedLinear) and isinstance(self.down, FusedLinear)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.gate_up(x)
         return self.down(inner if self.silu_mul is None else self.silu_mul(inner))
@@ -82,3 +102,8 @@ class GatedMlp:
         """stream + self(rms_norm(stream, weight, eps)), written into `stream`; both linears fused."""
         assert isinstance(self.gate_up, FusedLinear) and isinstance(self.down, FusedLinear)
         return self.down.added(self.gate_up.normed(stream, weight, eps), stream)
+
+    def add(self, x: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+        """stream + self(x), written into `stream`; both linears fused."""
+        assert isinstance(self.gate_up, FusedLinear) and isinstance(self.down, FusedLinear)
+        return self.down.added(self.gate_up(x), stream)

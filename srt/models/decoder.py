@@ -1,4 +1,5 @@
-"""The decoder that the dense families share: grouped-query attention, gated MLP, one norm before each.
+"""The decoder that most families share: grouped-query attention, gated MLP or a mixture of them, one
+norm before each.
 
 Families differ in what fills it, their weight maps, and in numbers of `Arch`; a norm of q and k heads is
 there when the weight map has one. A family that computes anything else brings its own model. Draft
@@ -15,23 +16,32 @@ from kernels.linear import FusedLinear
 from kernels.ops import Ops
 from srt.layers.parameters import Weights
 from srt.models.arch import Arch
-from srt.models.blocks import GatedMlp, Taps
+from srt.models.blocks import GatedMlp, Mlp, Taps
+from srt.models.moe import build_mlp
 from srt.protocols.attention import Attention, AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
 
 class DenseLayer:
     """One decoder layer. The norm that follows the MLP is the next layer's, applied with the sum.
-    `q_norm` and `k_norm` are there if the family has them; a draft's first layer has no `input_norm`."""
+    `q_norm` and `k_norm` are there if the family has them; a draft's first layer has no `input_norm`.
+    `mlp`: another than the usual one."""
 
     __slots__ = ("qkv", "q_norm", "k_norm", "out", "mlp", "input_norm", "mlp_norm", "window")
 
-    def __init__(self, weights: Weights, name: str, ops: Ops, window: int | None) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        ops: Ops,
+        window: int | None,
+        mlp: Mlp | None = None,
+    ) -> None:
         self.qkv = self.project(weights, name)
         self.q_norm = weights.tensors.get(f"{name}.q_norm")
         self.k_norm = weights.tensors.get(f"{name}.k_norm")
         self.out = weights.linears[f"{name}.out"]
-        self.mlp = GatedMlp(weights, name, ops)
+        self.mlp: Mlp = mlp or GatedMlp(weights, name, ops)
         self.input_norm = weights.tensors.get(f"{name}.input_norm")
         self.mlp_norm = weights.tensors[f"{name}.mlp_norm"]
         self.window = window
@@ -39,8 +49,8 @@ class DenseLayer:
     @property
     def is_fused(self) -> bool:
         """Whether its linears can take in what stands before and behind them."""
-        linears = (self.qkv, self.out, self.mlp.gate_up, self.mlp.down)
-        return all(isinstance(linear, FusedLinear) for linear in linears)
+        attention = (self.qkv, self.out)
+        return self.mlp.is_fused and all(isinstance(linear, FusedLinear) for linear in attention)
 
     def project(self, weights: Weights, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
         """What makes q, k and v side by side of x [T, H]."""
@@ -64,7 +74,13 @@ class DenseStack:
         self.cos_sin = cos_sin
         self.scale = arch.head_dim**-0.5
         self.layers = layers or [
-            DenseLayer(weights, f"layers.{index}", ops, arch.windows[index])
+            DenseLayer(
+                weights,
+                f"layers.{index}",
+                ops,
+                arch.windows[index],
+                build_mlp(arch, weights, f"layers.{index}", ops, index),
+            )
             for index in range(arch.num_layers)
         ]
         norms = [layer.input_norm for layer in self.layers]

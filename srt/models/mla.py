@@ -10,8 +10,8 @@ from kernels.ops import Ops
 from srt.layers.latent import UpProjection
 from srt.layers.parameters import Parameter, Weights, linear, norm, tensor
 from srt.models.arch import Arch
-from srt.models.blocks import GatedMlp, Taps
-from srt.models.moe import MoeBlock
+from srt.models.blocks import Taps
+from srt.models.moe import build_mlp
 from srt.protocols.attention import Attention, AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
@@ -31,10 +31,7 @@ class LatentLayer:
         self.q_up = weights.linears.get(f"{name}.q_up")
         self.kv_norm = weights.tensors[f"{name}.kv_norm"]
         self.out = weights.linears[f"{name}.out"]
-        moe = arch.moe if arch.moe is not None and index in arch.moe.layers else None
-        self.mlp = (
-            GatedMlp(weights, name, ops) if moe is None else MoeBlock(weights, name, ops, moe)
-        )
+        self.mlp = build_mlp(arch, weights, name, ops, index)
         self.input_norm = weights.tensors[f"{name}.input_norm"]
         self.mlp_norm = weights.tensors[f"{name}.mlp_norm"]
 

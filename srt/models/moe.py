@@ -3,54 +3,87 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
+from kernels.linear import FusedLinear, Linear
+from kernels.moe import Experts, Route, Routing
 from kernels.ops import Ops
-from srt.layers.moe import MoeArch, route, run_experts
+from kernels.rms_norm import RMSNorm
+from srt.layers.moe import MoeArch
 from srt.layers.parameters import Parameter, Part, Weights, linear
-from srt.models.blocks import GatedMlp
+from srt.models.arch import Arch
+from srt.models.blocks import GatedMlp, Mlp
 
 
 class MoeBlock:
-    """Stands where a `GatedMlp` would: [T, H] -> [T, H]."""
+    """A `srt.models.blocks.Mlp`. Where ranks divide the experts among themselves, each adds what its own
+    make."""
 
-    __slots__ = ("routing", "router", "bias", "gate_up", "down", "shared")
+    __slots__ = ("routing", "router", "bias", "experts", "shared", "_route", "_rms_norm")
 
     def __init__(self, weights: Weights, name: str, ops: Ops, moe: MoeArch) -> None:
-        self.routing = moe.routing
-        self.router = weights.tensors[f"{name}.router"]
+        self.routing: Routing = moe.routing
+        self.router: Linear = ops.pack_linear(
+            weights.tensors[f"{name}.router"], out_dtype=torch.float32
+        )
         self.bias = weights.tensors.get(f"{name}.router_bias")
-        count = moe.routing.num_experts
-        gate_up, down = (weights.tensors[f"{name}.experts.{part}"] for part in ("gate_up", "down"))
-        self.gate_up = gate_up.view(count, -1, gate_up.shape[1])
-        self.down = down.view(count, -1, down.shape[1])
+        self.experts: Experts = weights.experts[name]
         self.shared = GatedMlp(weights, f"{name}.shared", ops) if moe.shared_inner else None
+        self._route: Route = ops.moe.route
+        self._rms_norm: RMSNorm = ops.rms_norm
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether `add_normed` saves anything."""
+        shared = self.shared is None or self.shared.is_fused
+        return isinstance(self.router, FusedLinear) and shared
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        logits = F.linear(x.float(), self.router.float())
-        chosen = route(logits, self.routing, self.bias)
-        out = run_experts(x, self.gate_up, self.down, *chosen)
-        return out if self.shared is None else out + self.shared(x)
+        chosen = self._route(self.router(x), self.routing, self.bias)
+        shared = None if self.shared is None else self.shared(x)
+        return self.experts(x, *chosen, shared)
+
+    def add_normed(self, stream: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """stream + self(rms_norm(stream, weight, eps)), written into `stream`."""
+        x = self._rms_norm(stream, weight, eps)
+        chosen = self._route(self.router(x), self.routing, self.bias)
+        if self.shared is not None:
+            stream = self.shared.add(x, stream)
+        return self.experts(x, *chosen, stream)
+
+
+def build_mlp(arch: Arch, weights: Weights, name: str, ops: Ops, index: int) -> Mlp:
+    """Of layer `index`, whose parameters stand under `name`."""
+    if arch.moe is not None and index in arch.moe.layers:
+        return MoeBlock(weights, name, ops, arch.moe)
+    return GatedMlp(weights, name, ops)
+
+
+def expert_parameters(
+    name: str, sources: list[str], modules: tuple[str, str, str], hidden: int, inner: int
+) -> list[Parameter]:
+    """Of all experts, whose tensors stand under `sources`; `modules`: their gate, up and down."""
+    gate, up, down = modules
+    both = [
+        Part(source=f"{source}{module}.weight", shape=(inner, hidden))
+        for source in sources
+        for module in (gate, up)
+    ]
+    back = [Part(source=f"{source}{down}.weight", shape=(hidden, inner)) for source in sources]
+    return [
+        Parameter(name=f"{name}.experts.gate_up", kind="experts", parts=tuple(both)),
+        Parameter(name=f"{name}.experts.down", kind="experts", parts=tuple(back)),
+    ]
 
 
 def moe_parameters(name: str, source: str, hidden: int, moe: MoeArch) -> list[Parameter]:
-    """The weight map of a block whose tensors stand under `source`, in DeepSeek's names."""
+    """The weight map of a block whose tensors stand under `source`, in DeepSeek's and Qwen's names."""
     routing, inner = moe.routing, moe.inner
     count = routing.num_experts
-    gate_up = [
-        Part(source=f"{source}experts.{expert}.{module}.weight", shape=(inner, hidden))
-        for expert in range(count)
-        for module in ("gate_proj", "up_proj")
-    ]
-    down = [
-        Part(source=f"{source}experts.{expert}.down_proj.weight", shape=(hidden, inner))
-        for expert in range(count)
-    ]
     router = Part(source=f"{source}gate.weight", shape=(count, hidden))
+    sources = [f"{source}experts.{expert}." for expert in range(count)]
     found = [
         Parameter(name=f"{name}.router", kind="tensor", parts=(router,)),
-        Parameter(name=f"{name}.experts.gate_up", kind="tensor", parts=tuple(gate_up)),
-        Parameter(name=f"{name}.experts.down", kind="tensor", parts=tuple(down)),
+        *expert_parameters(name, sources, ("gate_proj", "up_proj", "down_proj"), hidden, inner),
     ]
     if routing.has_bias:
         bias = Part(source=f"{source}gate.e_score_correction_bias", shape=(count,))

@@ -13,6 +13,8 @@ ARCHITECTURES = (
     "MiMoForCausalLM",
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen3MoeForCausalLM",
 )
 
 
@@ -27,6 +29,14 @@ def model_family(architecture: str) -> Family:
             from srt.models.qwen2 import Qwen2
 
             return Qwen2()
+        case "MixtralForCausalLM":
+            from srt.models.mixtral import Mixtral
+
+            return Mixtral()
+        case "Qwen3MoeForCausalLM":
+            from srt.models.qwen3_moe import Qwen3Moe
+
+            return Qwen3Moe()
         case "Qwen3ForCausalLM":
             from srt.models.qwen3 import Qwen3
 

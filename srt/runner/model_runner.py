@@ -17,6 +17,7 @@ import torch
 import kernels.step_inputs
 from kernels.linear import Linear
 from kernels.linear.quantized import QuantizedWeight
+from kernels.moe import Experts
 from kernels.ops import Ops
 from srt.attention.capability import Need
 from srt.attention.select import BackendPair, build_backend, select_backend
@@ -25,7 +26,7 @@ from srt.config.facts import ModelFacts
 from srt.config.runner_spec import RunnerSpec
 from srt.layers.parameters import Parameter
 from srt.layers.rope import build_cos_sin
-from srt.layers.sharding import pack_share, shard
+from srt.layers.sharding import pack_own_experts, pack_share, shard
 from srt.loading.checkpoint import Checkpoint, open_checkpoint
 from srt.loading.fill import fill
 from srt.loading.safetensors_files import tensor_names
@@ -157,6 +158,7 @@ class ModelRunner:
             dtype=self.dtype,
             device=self.device,
             pack=self._pack,
+            pack_experts=self._pack_experts,
             origin=str(config.path),
             progress=lambda fraction: progress("weights", fraction),
         )
@@ -170,6 +172,7 @@ class ModelRunner:
             self._network = self._draft_family.build(source, weights, self.ops, cos_sin, self._lent)
         self.weight_bytes = sum(value.nbytes for value in weights.tensors.values())
         self.weight_bytes += sum(packed.bytes for packed in weights.linears.values())
+        self.weight_bytes += sum(packed.bytes for packed in weights.experts.values())
 
     def lend(self) -> Lent:
         """What a draft network borrows of this runner's model, after `load`."""
@@ -375,3 +378,10 @@ class ModelRunner:
             invariant=self.deterministic,
         )
         return pack_share(name, weight, bias, pack, self.group, self.arch.vocab_size)
+
+    def _pack_experts(self, name: str, gate_up: torch.Tensor, down: torch.Tensor) -> Experts:
+        assert self.arch.moe is not None, name
+        method = quantization_of(name, self.quantization)
+        count = self.arch.moe.routing.num_experts
+        pack = self.ops.moe.pack_experts
+        return pack_own_experts(gate_up, down, count, method, pack, self.group)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from srt.layers.moe import Routing, route, run_experts
+from kernels.moe import Routing, pack_experts, route
 
 
 def test_softmax_greedy() -> None:
@@ -25,7 +25,13 @@ def test_only_the_best_groups_are_chosen_from(has_bias: bool) -> None:
     logits = torch.randn(9, 16, generator=generator)
     bias = torch.randn(16, generator=generator) if has_bias else None
     routing = Routing(
-        num_experts=16, top_k=4, scoring="sigmoid", renormalize=True, groups=4, top_groups=2
+        num_experts=16,
+        top_k=4,
+        scoring="sigmoid",
+        renormalize=True,
+        groups=4,
+        top_groups=2,
+        has_bias=has_bias,
     )
     weights, experts = route(logits, routing, bias)
     for token in range(9):
@@ -54,5 +60,5 @@ def test_experts() -> None:
         for weight, expert in zip(weights[token], experts[token].tolist(), strict=True):
             gate, up = (gate_up[expert] @ x[token]).split(6)
             expected[token] += weight * (down[expert] @ (F.silu(gate) * up))
-    found = run_experts(x, gate_up, down, weights, experts)
+    found = pack_experts(gate_up, down)(x, weights, experts)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
