@@ -10,6 +10,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 
@@ -56,7 +57,7 @@ MODELS: dict[str, dict[str, tuple[int, int, int]]] = {  # rows, columns, how oft
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PREFETCHES = ((0, 0), (1024, 528), (2048, 1056))  # columns, programs
 ROTATED_BYTES = 260e6  # more than four times the L2 cache
-ORDER = (1, 16, 2, 4, 32, 64)  # of TOKEN_TILES, in which they are searched
+ORDER = (1, 16, 2, 4, 32, 64, 128, 256)  # of TOKEN_TILES, in which they are searched
 STREAMS = (
     (8, 512, 4, 4),
     (8, 1024, 3, 4),
@@ -78,7 +79,10 @@ TILES = {
     16: ((64, 128, 4, 4), (64, 128, 6, 4), (64, 256, 3, 4), (32, 256, 4, 2), (16, 256, 4, 1)),
     32: ((64, 128, 4, 4), (64, 256, 3, 4), (128, 128, 4, 4)),
     64: ((64, 128, 4, 4), (128, 128, 3, 4), (128, 128, 4, 8)),
+    128: ((64, 64, 6, 4), (64, 128, 4, 4), (128, 64, 5, 8), (128, 128, 3, 8)),
+    256: ((64, 64, 6, 4), (64, 64, 4, 8), (128, 64, 5, 8), (128, 128, 3, 8)),
 }
+ALIKE = {"down": "out"}  # names with the same things fused
 Best = dict[tuple[int, int, int], Plan | None]
 
 
@@ -98,16 +102,18 @@ def tile_plans(kind: str, tokens: int, rows: int, size: int) -> Iterator[TilePla
     for height, block, stages, warps in TILES[tokens]:
         if kind == "int4" and (warps < 4 or block != 128):
             continue
+        wide = (128, 256) if tokens == 256 and height == 64 and warps == 8 else (min(tokens, 128),)
         if kind == "fp8":
             block *= 2
         for splits in (1, 2, 4, 8):
-            tiles = -(-rows // height) * splits
+            tiles = -(-rows // height) * splits * -(-tokens // 128)
             is_fit = size % (splits * block) == 0 and (splits == 1 or tiles <= 1100)
-            if is_fit and tiles >= 60:
+            if is_fit and tiles >= 60 and (tokens <= 64 or tiles <= 540):
                 for prefetch in (0, 256) if kind == "plain" else (0,):
                     wave = 264 // splits if prefetch else 0
                     shape = (height, block, stages, warps, splits)
-                    yield TilePlan(*shape, prefetch=prefetch, wave=wave)
+                    for each in wide:
+                        yield TilePlan(*shape, tokens=each, prefetch=prefetch, wave=wave)
 
 
 def fused(name: str, plan: Plan) -> tuple[bool, bool, bool]:
@@ -117,6 +123,8 @@ def fused(name: str, plan: Plan) -> tuple[bool, bool, bool]:
 
 
 def candidates(kind: str, rows: int, size: int, tokens: int) -> list[Plan]:
+    if tokens > 64 and (kind != "plain" or rows > 8192):
+        return []
     if tokens >= 16:
         return list(tile_plans(kind, tokens, rows, size))
     if kind == "int4":
@@ -134,14 +142,14 @@ def compile_plan(job: tuple[str, str, Plan, int, int]) -> None:
     norm, residual = BF16 if has_norm else None, BF16 if has_residual else None
     height = (plan.rows, plan.stages) if kind == "int4" else (plan.rows, plan.block, plan.stages)
     if isinstance(plan, StreamPlan):
-        types = [BF16, norm, weight, scale, None, residual, BF16, ANY_INT, ANY_INT, ANY_FLOAT]
-        flags = [True, min(plan.prefetch, size), plan.wave, has_gate, True]
+        types = [BF16, norm, weight, scale, None, residual, BF16, *[ANY_INT] * 4, ANY_FLOAT]
+        flags = [True, has_gate, True]
         stream_rows.warmup(*types, size, tokens, *height, *flags, **options)
         return
     parts = torch.float32 if plan.splits > 1 else None
-    rest = [None, residual, BF16, parts, torch.int32, ANY_INT, ANY_INT, size]
-    cuts = [max(tokens, 16), *height, plan.splits, 1]
-    flags = [False, min(plan.prefetch, size // plan.splits), plan.wave, has_gate, True]
+    rest = [None, residual, BF16, parts, torch.int32, *[ANY_INT] * 4, size]
+    cuts = [plan.tokens or max(tokens, 16), *height, plan.splits, 1]
+    flags = [False, has_gate, True]
     if kind == "int4":
         read: list[torch.dtype | None] = [BF16, torch.uint8]
         int4_rows.warmup(*read, *read, *rest, GROUP, 64, *cuts, *flags, **options)
@@ -231,7 +239,7 @@ def search(kind: str, shapes: list[tuple[str, int, int]]) -> Best:
     """The fastest plan by (rows, columns, tokens of TOKEN_TILES). Prints the first few of each."""
     begin = time.perf_counter()
     jobs = {
-        (name, kind, plan, k, t)
+        (ALIKE.get(name, name), kind, replace(plan, prefetch=0, wave=0), k, t)
         for name, n, k in shapes
         for t in ORDER
         for plan in candidates(kind, n, k, t)

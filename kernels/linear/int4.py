@@ -77,10 +77,10 @@ class Int4Linear:
                 *(x, weight.values, weight.scales, weight.zeros, self._bias),
                 *(residual, out, parts, self._done),
             ),
-            (tokens, self._num_rows),
+            (tokens, self._num_rows, 0, 0),
             (
                 *(*shape, plan.splits, plan.pieces, not x.is_cuda),
-                *(plan.prefetch, plan.wave, self._gated),
+                self._gated,
             ),
             num_warps=plan.warps,
         )

@@ -21,7 +21,7 @@ def steps_above(nibbles, zero, dtype: tl.constexpr, EXACT: tl.constexpr):
     return (nibbles.to(tl.float32) - zero.to(tl.float32)[:, None]).to(dtype)
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "prefetch", "wave"])
 def int4_rows(
     x_ptr,
     values_ptr,
@@ -34,6 +34,8 @@ def int4_rows(
     done_ptr,
     M,
     N,
+    prefetch,  # bytes of each row to ask for before the wait, and
+    wave,  # how many tiles do so: about those that start at once
     K: tl.constexpr,
     GROUP: tl.constexpr,
     HALF: tl.constexpr,
@@ -43,8 +45,6 @@ def int4_rows(
     SPLITS: tl.constexpr,
     PIECES: tl.constexpr,
     WIDE: tl.constexpr,  # products in float32, for the interpreter, which cannot multiply bfloat16
-    PREFETCH: tl.constexpr,  # bytes of each row to ask for before the wait, and
-    WAVE: tl.constexpr,  # how many tiles do so: about those that start at once
     GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -64,11 +64,9 @@ def int4_rows(
     within = tl.arange(0, HALF)
     if PDL:
         gdc_launch_dependents()
-        if PREFETCH > 0:
-            if tile < WAVE:
-                prefetch_rows(
-                    values_ptr, first, N, K // 2, split * PIECES * steps * HALF, PREFETCH, ROWS
-                )
+        if tile < wave:
+            begin = split * PIECES * steps * HALF
+            prefetch_rows(values_ptr, first, N, K // 2, begin, prefetch, ROWS)
         gdc_wait()
     values_at = values_ptr + rows.to(tl.int64)[:, None] * (K // 2) + within[None, :]
     x_at = x_ptr + tokens.to(tl.int64)[None, :] * K + within[:, None]

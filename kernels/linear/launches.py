@@ -70,14 +70,14 @@ class Kernels:
         num_rows, size = stored.weight.shape
         norm, eps = extras.norm or (None, 0.0)
         is_even = num_rows % plan.rows == 0 and size % plan.block == 0
-        prefetch = 0 if size % ALIGNED else min(plan.prefetch, size)
+        wave = 0 if size % ALIGNED or not plan.prefetch else plan.wave
         tokens = x.shape[0]
         shape = (plans.token_tile(tokens), plan.rows, plan.block, plan.stages)
         self._stream(
             (-(-num_rows // plan.rows), 1, 1),
             (x, norm, stored.weight, stored.scale, stored.bias, extras.residual, out),
-            (tokens, num_rows, eps),
-            (size, *shape, is_even, prefetch, plan.wave, extras.gated),
+            (tokens, num_rows, min(plan.prefetch, size), wave, eps),
+            (size, *shape, is_even, extras.gated),
             num_warps=plan.warps,
         )
 
@@ -96,8 +96,7 @@ class Kernels:
         if plan.splits > 1:
             parts = x.new_empty((math.prod(grid), plan.rows, tokens), dtype=torch.float32)
         is_even = num_rows % plan.rows == 0 and size % (plan.splits * plan.pieces * plan.block) == 0
-        most = -(-size // (plan.splits * plan.block)) * plan.block
-        prefetch = 0 if size % (plan.splits * ALIGNED) else min(plan.prefetch, most)
+        wave = plan.wave if is_even and plan.prefetch else 0
         shape = (tokens, plan.rows, plan.block, plan.stages, plan.splits, plan.pieces)
         tensors = (
             *(x, extras.x_scale, stored.weight, stored.scale, stored.bias),
@@ -106,7 +105,7 @@ class Kernels:
         self._tile(
             grid,
             tensors,
-            (x.shape[0], num_rows),
-            (size, *shape, is_even, not x.is_cuda, prefetch, plan.wave, extras.gated),
+            (x.shape[0], num_rows, min(plan.prefetch, size // plan.splits), wave),
+            (size, *shape, is_even, not x.is_cuda, extras.gated),
             num_warps=plan.warps,
         )

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TOKEN_TILES = (1, 2, 4, 16, 32, 64)  # tokens that are planned for; others as the next
+TOKEN_TILES = (1, 2, 4, 16, 32, 64, 128, 256)  # tokens that are planned for; others as the next
 SMALLEST_TILE, LARGEST_TILE = 16, TOKEN_TILES[-1]
+FEW = 64  # tokens; for more than these only what was measured is ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +123,15 @@ class Plans:
         self._many: Plan | None = None
         if invariant:
             few = fill_device(num_rows, size, rows=64, block=128, stages=4)
-            self._few: dict[int, Plan | None] = dict.fromkeys(TOKEN_TILES, few)
             self._many = many_alike(few, kind)
+            self._few: dict[int, Plan | None] = {
+                tokens: few if tokens <= FEW else self._many for tokens in TOKEN_TILES
+            }
         else:
             self._few = {tokens: few_plan(num_rows, size, tokens, kind) for tokens in TOKEN_TILES}
             if kind == "fp8" and (num_rows % 16 or size % 16):  # what the library does not take
                 self._many = many_alike(TilePlan(rows=64, block=128, stages=4, warps=4), kind)
+                self._few |= {tokens: self._many for tokens in TOKEN_TILES if tokens > FEW}
 
     def find(self, num_tokens: int) -> Plan | None:
         """None: the library's turn, and for no tokens too."""
@@ -141,9 +145,11 @@ def few_plan(num_rows: int, size: int, tokens: int, kind: str) -> Plan | None:
     if kind == "library":
         return any_stream(kind) if tokens == 1 else None
     table = {"plain": PLAIN, "fp8": FP8, "int4": INT4}[kind]
-    for measured in (tokens, SMALLEST_TILE if tokens > 1 else 1):
+    for measured in (tokens, SMALLEST_TILE if 1 < tokens <= FEW else tokens):
         if (num_rows, size, measured) in table:
             return table[num_rows, size, measured]
+    if tokens > FEW:
+        return None
     if tokens == 1 and kind != "int4":
         return any_stream(kind)
     if kind == "plain" and tokens > SMALLEST_TILE and num_rows * size > SMALL:
@@ -157,7 +163,7 @@ def any_stream(kind: str) -> StreamPlan:
 
 
 def many_alike(few: TilePlan, kind: str) -> TilePlan:
-    """For more than LARGEST_TILE tokens, to the bit what `few` gives each of them."""
+    """For more than FEW tokens, to the bit what `few` gives each of them."""
     if kind == "int4":
         return TilePlan(rows=64, block=128, stages=3, warps=4, pieces=few.splits, tokens=64)
     stages = 2 if kind == "library" else 4  # float32 takes twice the shared memory

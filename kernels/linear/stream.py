@@ -56,7 +56,7 @@ def finish_token(
     tl.store(out_ptr + places, y.to(out_ptr.dtype.element_ty), mask=rows < width)
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "prefetch", "wave"])
 def stream_rows(
     x_ptr,
     norm_ptr,
@@ -67,6 +67,8 @@ def stream_rows(
     out_ptr,
     M,
     N,
+    prefetch,  # columns of each row to ask for before the wait, and
+    wave,  # how many programs do so: about those that start at once
     eps,
     K: tl.constexpr,
     TOKENS: tl.constexpr,  # 1, 2 or 4, not less than M
@@ -74,8 +76,6 @@ def stream_rows(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     EVEN: tl.constexpr,  # ROWS divides N, and BLOCK divides K
-    PREFETCH: tl.constexpr,  # columns of each row to ask for before the wait, and
-    WAVE: tl.constexpr,  # how many programs do so: about those that start at once
     GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -87,9 +87,8 @@ def stream_rows(
     columns = tl.arange(0, BLOCK)
     if PDL:
         gdc_launch_dependents()
-        if PREFETCH > 0:
-            if tl.program_id(0) < WAVE:
-                prefetch_rows(weight_ptr, first, N, K, 0, PREFETCH, ROWS)
+        if tl.program_id(0) < wave:
+            prefetch_rows(weight_ptr, first, N, K, 0, prefetch, ROWS)
         gdc_wait()
     places = weight_ptr + rows.to(tl.int64)[:, None] * K + columns[None, :]
     total0 = tl.zeros([ROWS, BLOCK], tl.float32)

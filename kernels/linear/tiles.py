@@ -16,7 +16,7 @@ from kernels.linear.epilogue import add_parts, finish_tile, leave_part
 from kernels.linear.prefetch import prefetch_rows
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "prefetch", "wave"])
 def tile_rows(
     x_ptr,
     x_scale_ptr,
@@ -29,6 +29,8 @@ def tile_rows(
     done_ptr,
     M,
     N,
+    prefetch,  # columns of each row to ask for before the wait, and
+    wave,  # how many tiles do so: about those that start at once
     K: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -38,8 +40,6 @@ def tile_rows(
     PIECES: tl.constexpr,  # K is cut into SPLITS * PIECES; a program sums PIECES of them one by one
     EVEN: tl.constexpr,  # ROWS divides N, and SPLITS * BLOCK divides K
     WIDE: tl.constexpr,  # products in float32, for the interpreter, which cannot multiply bfloat16
-    PREFETCH: tl.constexpr,  # columns of each row to ask for before the wait, and
-    WAVE: tl.constexpr,  # how many tiles do so: about those that start at once
     GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -56,10 +56,9 @@ def tile_rows(
     columns = split * PIECES * steps * BLOCK + tl.arange(0, BLOCK)
     if PDL:
         gdc_launch_dependents()
-        if PREFETCH > 0:
-            if tile < WAVE:
-                begin = split * PIECES * steps * BLOCK
-                prefetch_rows(weight_ptr, first, N, K, begin, PREFETCH, ROWS)
+        if tile < wave:
+            begin = split * PIECES * steps * BLOCK
+            prefetch_rows(weight_ptr, first, N, K, begin, prefetch, ROWS)
         gdc_wait()
     weight_at = weight_ptr + rows.to(tl.int64)[:, None] * K + columns[None, :]
     x_at = x_ptr + tokens.to(tl.int64)[None, :] * K + columns[:, None]
