@@ -90,11 +90,13 @@ def run_scheduler(boot: Boot, control: Control) -> None:
     try:
         run(part.scheduler, inbox, stopped.is_set)
     finally:
-        part.close()
-        inbox.close()
-        for sender in (outbox, *others):
-            sender.close()
-        close_context(context)
+        try:
+            part.close()  # raises again what a broken device has to say
+        finally:
+            inbox.close()
+            for sender in (outbox, *others):
+                sender.close()
+            close_context(context)
 
 
 async def run_async(role: AsyncRole, boot: Boot, control: Control) -> None:

@@ -253,7 +253,7 @@ class Scheduler:
             else:
                 cause = EngineDead("the engine stopped because a step of the model failed")
             self._finisher.finish(request, "error", now, error=cause)
-        self._flights.clear()
+        # The flights stay: to free what they hold of a broken device can end the process there and then.
         self._outbox.flush(self._step)
 
     def close(self) -> None:
