@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.gpu.other_ranks import OtherRanks
 from bench.gpu.sets import Ask
@@ -16,12 +16,13 @@ from srt.config.flags import add_flags, read_namespace
 from srt.launch.folder import SocketFolder
 from srt.launch.parts import build_scheduler_part, scheduler_settings
 from srt.launch.prepare import prepare
-from srt.protocols.worker import Idler, WorkerFacts
+from srt.protocols.worker import Idler, Worker, WorkerFacts
 from srt.scheduler.build import build_scheduler
 from srt.scheduler.loop import Scheduler
 from srt.wire.messages import AbortWork, Command, Message, Reply, Tokens, Work, WorkMessage
 from srt.wire.params import Finish, SamplingParams, TextOptions
 
+W = TypeVar("W", bound=Worker)
 GRACE_TURNS = 10_000  # for aborted requests to be gone
 
 
@@ -111,6 +112,12 @@ class Engine:
     @property
     def facts(self) -> WorkerFacts:
         return self._part.worker.facts
+
+    def watch(self, wrap: Callable[[Worker], W]) -> W:
+        """Puts something around the worker, for the schedulers made from now on. Returns it."""
+        wrapped = wrap(self._part.worker)
+        self._part.worker = wrapped
+        return wrapped
 
     def describe(self) -> dict[str, Any]:
         return self._part.describe()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.__main__ import main
+from bench.gpu.guesses import main as guesses
 
 
 def run(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, object], str]:
@@ -56,3 +57,11 @@ def test_an_engine_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str]
     assert code == 0
     assert "flashinfer runs on GPUs" in details["build"]["error"]
     assert "flashinfer runs on GPUs" in details["start"]["error"]
+
+
+def test_guesses_beside_none(capfd: pytest.CaptureFixture[str]) -> None:
+    """On a CPU nothing can be forced; the draft of noise is right now and then."""
+    words = ["--shape", "tiny", "--device", "cpu", "--force", "0", "--batches", "2"]
+    assert guesses([*words]) == 0
+    figures = json.loads(capfd.readouterr().out.splitlines()[-1])["figures"]
+    assert figures["plain"]["2"]["steps"] == 299 >= figures["guesses"]["2"]["steps"] > 0
