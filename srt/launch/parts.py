@@ -153,6 +153,7 @@ def scheduler_settings() -> Settings:
 def build_worker(boot: Boot, show: ShowPhase, group: Group = ALONE) -> Worker:
     if boot.facts.model.format == "script":
         return build_scripted_worker(boot)
+    show("imports", None)
     if get_device().device == "cuda":
         use_kernel_caches(boot.cache_folder, boot.facts.machine)
         announce_compiles(show)
