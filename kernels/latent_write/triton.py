@@ -75,11 +75,11 @@ def write_tokens(
         scale = tl.rsqrt(tl.sum(latent * latent) / RANK + eps)
         target = plane_ptr + slot * (RANK + 2 * HALF)
         tl.store(target + r, (latent * scale * weight).to(kind), mask=r < RANK)
-        pairs = source + RANK + tl.zeros([1, 1], tl.int32)
-        first, second = read_pairs(pairs, is_pair, HALF, BLOCK, INTERLEAVED)
+        key = source + RANK + tl.zeros([1, 1], tl.int32)
+        k_first, k_second = read_pairs(key, is_pair, HALF, BLOCK, INTERLEAVED)
         places = target + RANK + columns[None, :]
-        tl.store(places, (first * cosine - second * sine).to(kind), mask=is_pair)
-        tl.store(places + HALF, (second * cosine + first * sine).to(kind), mask=is_pair)
+        tl.store(places, (k_first * cosine - k_second * sine).to(kind), mask=is_pair)
+        tl.store(places + HALF, (k_second * cosine + k_first * sine).to(kind), mask=is_pair)
     else:
         heads = (part - 1) * GROUP + tl.arange(0, GROUP)[:, None]
         mask = (heads < HEADS) & is_pair

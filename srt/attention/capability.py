@@ -113,6 +113,7 @@ TABLE: tuple[Capability, ...] = (
         library="triton",
         min_capability=80,
         ready=None,
+        has_latent=frozenset({"prefill", "decode"}),
     ),
     Capability(
         name="sdpa",
@@ -157,6 +158,8 @@ def lacks(row: Capability, need: Need, half: Half = "decode") -> list[str]:
     if need.latent:
         if half not in row.has_latent:
             found.append(f"cannot {half} MLA")
+        elif need.dtype == FP8:
+            found.append(f"reads no latents in {need.dtype}")
     elif row.head_dims is not None and need.head_dim not in row.head_dims:
         found.append(f"head_dim {need.head_dim} is not one of {sorted(row.head_dims)}")
     elif need.head_dim > row.max_head_dim:

@@ -42,6 +42,10 @@ class MlaCore(Protocol):
 
     name: str
 
+    def start(self) -> None:
+        """A step begins."""
+        ...
+
     def plan(self, batch: AttentionBatch) -> None:
         """Slices that will be absorbed in this step."""
         ...
@@ -74,28 +78,32 @@ class _Gather:
 
 
 class MlaAttention:
-    """`ups`: by layer. `most_expanded`: tokens expanded at once, so far."""
+    """`absorbing`, `expanding`: who computes which form. `ups`: by layer. `most_expanded`: tokens expanded at once, so far."""
 
     wants_new = False
 
     def __init__(
         self,
-        core: MlaCore,
+        absorbing: MlaCore,
+        expanding: MlaCore,
         merge: MergeState,
         ups: Sequence[UpProjection],
         settings: MlaSettings,
     ) -> None:
-        self.name = core.name
+        names = dict.fromkeys((expanding.name, absorbing.name))
+        self.name = "+".join(names)
         self.settings = settings
         self.most_expanded = 0
         self.form: Form | None = None  # of this step's slices that are not decodes
-        self._core = core
+        self._core = absorbing
+        self._expanding = expanding
         self._merge = merge
         self._ups = ups
         self._num_absorbed = 0  # tokens, they come first
         self._gathers: list[_Gather] = []
 
     def plan(self, batch: AttentionBatch) -> None:
+        self._expanding.start()
         count = batch.num_decode
         starts, lengths = batch.starts_host[count:], batch.lengths_host[count:]
         self._gathers = []
@@ -175,7 +183,7 @@ class MlaAttention:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.most_expanded = max(self.most_expanded, len(gather.slots))
         latents = plane[gather.slots, 0].to(q.dtype)
-        return self._core.attend(q, *up.expand(latents), gather.spans, scale)
+        return self._expanding.attend(q, *up.expand(latents), gather.spans, scale)
 
 
 def _gather(batch: AttentionBatch, lengths: Sequence[int], chunk: Chunk) -> _Gather:

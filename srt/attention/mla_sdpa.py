@@ -19,6 +19,9 @@ class SdpaMla:
     def __init__(self) -> None:
         self._shared = SdpaAttention()
 
+    def start(self) -> None:
+        """Nothing is kept from step to step."""
+
     def plan(self, batch: AttentionBatch) -> None:
         self._shared.plan(batch)
 

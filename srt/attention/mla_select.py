@@ -16,6 +16,17 @@ def build_mla_backend(
     pair: BackendPair, ups: Sequence[UpProjection], settings: MlaSettings
 ) -> MlaAttention:
     """What is absorbed is the decode half's business, what is expanded the prefill half's."""
-    assert pair.prefill == pair.decode == "sdpa", pair
-    core: MlaCore = SdpaMla()
-    return MlaAttention(core, merge_state.select("torch"), ups, settings)
+    cores = {
+        name: _build(name, len(ups[0].keys), settings) for name in {pair.prefill, pair.decode}
+    }
+    merge = merge_state.select("triton" if pair.prefill == "triton" else "torch")
+    return MlaAttention(cores[pair.decode], cores[pair.prefill], merge, ups, settings)
+
+
+def _build(name: str, heads: int, settings: MlaSettings) -> MlaCore:
+    if name == "triton":
+        from srt.attention.mla_triton import TritonMla
+
+        return TritonMla(heads, deterministic=settings.deterministic)
+    assert name == "sdpa", name
+    return SdpaMla()

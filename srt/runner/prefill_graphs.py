@@ -47,13 +47,15 @@ class PausedAttention:
 
     wants_new = False  # they would have to pass through static tensors too
 
-    def __init__(self, backend: AttentionBackend, queries: torch.Tensor) -> None:
+    def __init__(
+        self, backend: AttentionBackend, queries: torch.Tensor, results: torch.Tensor
+    ) -> None:
         self.name = backend.name
         self.num_tokens = 0  # of the step that is played; 0: there is nothing to attend
         self.pause: Pause | None = None
         self._backend = backend
         self._queries = queries
-        self._results = torch.zeros_like(queries)
+        self._results = results
 
     def forward(
         self,
@@ -103,7 +105,10 @@ class PrefillCudaGraphRunner:
         )
         self._attention = PausedAttention(
             runner.backend,
-            torch.zeros(most, arch.num_heads, arch.head_dim, dtype=runner.dtype, device=device),
+            *(
+                torch.zeros(most, arch.num_heads, dim, dtype=runner.dtype, device=device)
+                for dim in (arch.head_dim, arch.value_dim)
+            ),
         )
 
     @property

@@ -26,7 +26,7 @@ def settings(**changes: object) -> MlaSettings:
 
 
 def backend(case: LatentBatch, given: MlaSettings) -> MlaAttention:
-    return MlaAttention(SdpaMla(), select("torch"), [case.up], given)
+    return MlaAttention(SdpaMla(), SdpaMla(), select("torch"), [case.up], given)
 
 
 def run(case: LatentBatch, given: MlaSettings) -> tuple[torch.Tensor, MlaAttention]:

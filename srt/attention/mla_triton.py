@@ -1,0 +1,114 @@
+"""MLA by our Triton kernels, in the absorbed form and the expanded one.
+
+Nothing of a decode step is planned on the host, so a recorded step needs no preparation.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.mla_attention.triton import (
+    DECODE,
+    EXTEND,
+    FIXED,
+    LatentAttention,
+    TileShape,
+    Work,
+    choose_splits,
+    cut_slices,
+)
+from kernels.mla_attention.triton_spans import SpanAttention, cut_spans
+from srt.attention.mla import Spans
+from srt.layers.latent import UpProjection
+from srt.protocols.attention import AttentionBatch
+from srt.protocols.kv_pool import KVPool
+
+
+class TritonMla:
+    """A `srt.attention.mla.MlaCore`. `deterministic`: one tile shape for everything and no tile's keys
+    split, so that a token's bits depend on its own row only."""
+
+    name = "triton"
+
+    def __init__(self, heads: int, *, deterministic: bool = False) -> None:
+        self._heads = heads
+        self._deterministic = deterministic
+        self._spans = SpanAttention()
+        self._tiles: dict[Spans, torch.Tensor] = {}  # of this step
+        self._latents: LatentAttention | None = None
+        self._works: list[tuple[slice, Work]] = []
+
+    def plan(self, batch: AttentionBatch) -> None:
+        assert batch.bases is None, "the capability table says so"
+        device, count = batch.page_table.device, batch.num_decode
+        if self._latents is None:
+            self._latents = LatentAttention(device)
+        self._works = []
+        if count:
+            shape = FIXED if self._deterministic else DECODE
+            self._works.append((slice(0, count), self._work(batch, count, shape)))
+        if lengths := batch.lengths_host[count:]:
+            shape = FIXED if self._deterministic else EXTEND
+            rows, starts = batch.rows_host[count:], batch.starts_host[count:]
+            tiles, ends = (
+                each.to(device, non_blocking=True)
+                for each in cut_slices(rows, starts, lengths, self._heads, shape)
+            )
+            work = self._work(batch, len(tiles), shape, tiles, ends)
+            self._works.append((slice(count, count + len(ends)), work))
+
+    def capture(self, batch: AttentionBatch) -> None:
+        assert batch.num_decode == len(batch.rows_host), "nothing but decodes is recorded"
+        self.plan(batch)
+
+    def replay(self, batch: AttentionBatch) -> None:
+        """The kernel reads all it needs from the static tensors."""
+
+    def start(self) -> None:
+        """A new step: what was cut for the spans of the last one is not needed any more."""
+        self._tiles.clear()
+
+    def absorbed(
+        self, q: torch.Tensor, layer: int, pool: KVPool, up: UpProjection, scale: float
+    ) -> torch.Tensor:
+        assert self._latents is not None, "absorbed before plan"
+        q_latent, plane = up.absorb(q), pool.keys(layer)
+        sums = torch.empty_like(q_latent)
+        for at, work in self._works:
+            self._latents.run(work, q_latent[at], q[at], plane, sums[at], scale)
+        out = q.new_empty(*q.shape[:2], up.arch.value)
+        up.release(sums, out)
+        return out
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: Spans, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        tiles = self._tiles.get(spans)
+        if tiles is None:
+            cut = cut_spans(spans.queries, spans.keys, spans.causal)
+            tiles = self._tiles[spans] = cut.to(q.device, non_blocking=True)
+        return self._spans.run(q, k, v, tiles, spans.causal, scale)
+
+    def _work(
+        self,
+        batch: AttentionBatch,
+        num: int,
+        shape: TileShape,
+        tiles: torch.Tensor | None = None,
+        ends: torch.Tensor | None = None,
+    ) -> Work:
+        splits = 1
+        if not self._deterministic:
+            blocks = -(-self._heads // shape.group(self._heads))
+            splits = choose_splits(num * blocks, shape, batch.page_table.device)
+        return Work(
+            num=num,
+            shape=shape,
+            splits=splits,
+            page_table=batch.page_table,
+            page_size=batch.page_size,
+            rows=batch.rows,
+            starts=batch.starts,
+            tiles=tiles,
+            ends=ends,
+        )
