@@ -1,7 +1,8 @@
 """Attention of MLA in its two forms, see `srt.layers.latent`.
 
 `attend_latents`  absorbed: queries on the latents of their rows' pages, decode and prefill in one call
-`attend_spans`    expanded: queries on K and V side by side, causal or not, with the logarithm of the sums
+`attend_spans`    expanded: queries on K and V side by side, causal or not, with the logarithm of the
+sums
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ def attend_latents(
 ) -> torch.Tensor:
     """Returns the weighted sums of latents, [T, heads, rank] in q's dtype.
 
-    q_latent: [T, heads, rank], what of the queries meets the latents; q: [T, heads, any], whose last `rope`
-    channels meet the rotated keys; both with tokens any stride apart. plane: [num_slots, 1, rank + rope].
-    page_table: [num_rows, max_pages] int32. rows, starts, lengths: [S] int32, slices one after the other:
-    slice i holds the tokens at positions starts[i] and on of row rows[i], which see what lies before them
-    and themselves. Ids and positions are trusted to be in range.
+    q_latent: [T, heads, rank], what of the queries meets the latents; q: [T, heads, any], whose last
+    `rope` channels meet the rotated keys; both with tokens any stride apart. plane: [num_slots, 1, rank
+    + rope]. page_table: [num_rows, max_pages] int32. rows, starts, lengths: [S] int32, slices one after
+    the other: slice i holds the tokens at positions starts[i] and on of row rows[i], which see what
+    lies before them and themselves. Ids and positions are trusted to be in range.
     """
     tokens, heads, rank = q_latent.shape
     check_shape("q", q, (tokens, heads, None))
@@ -77,10 +78,10 @@ def attend_spans(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns [T, heads, value] in q's dtype and the natural logarithm of the sums, [T, heads] float32.
 
-    q: [T, heads, d], k: [N, heads, d], v: [N, heads, value], tokens any stride apart. Span i has the next
-    queries[i] of the queries and the next keys[i] of the keys, at least one of each. causal: its last query
-    sees its last key, those before it one less each (so there must be as many keys as queries); else every
-    query sees every key.
+    q: [T, heads, d], k: [N, heads, d], v: [N, heads, value], tokens any stride apart. Span i has the
+    next queries[i] of the queries and the next keys[i] of the keys, at least one of each. causal: its
+    last query sees its last key, those before it one less each (so there must be as many keys as
+    queries); else every query sees every key.
     """
     check_shape("q", q, (sum(queries), None, None))
     check_shape("k", k, (sum(keys), q.shape[1], q.shape[2]))

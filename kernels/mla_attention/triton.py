@@ -40,7 +40,9 @@ class TileShape:
 
 DECODE = TileShape(rows=16, block=32, warps=4, stages=3, per_sm=2)
 EXTEND = TileShape(rows=64, block=32, warps=8, stages=2, per_sm=1)
-FIXED = TileShape(rows=64, block=32, warps=8, stages=2, per_sm=1)  # where bits must not depend on others
+FIXED = TileShape(
+    rows=64, block=32, warps=8, stages=2, per_sm=1
+)  # where bits must not depend on others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

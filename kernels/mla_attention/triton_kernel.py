@@ -1,8 +1,9 @@
 """Absorbed MLA on the GPU: queries of a slice against (a part of) the latents they see.
 
-A program holds a tile: some tokens of one slice times GROUP of the heads, ROWS in all. All heads read the
-same latents, which are keys and values at once, so a block of them is loaded once and multiplied twice.
-With SPLIT several programs share a tile's keys, and a second launch, `fold`, joins what they leave.
+A program holds a tile: some tokens of one slice times GROUP of the heads, ROWS in all. All heads read
+the same latents, which are keys and values at once, so a block of them is loaded once and multiplied
+twice. With SPLIT several programs share a tile's keys, and a second launch, `fold`, joins what they
+leave.
 
 Letters: R rows of a tile, N keys of a block, D the rank, E the rotated key's size.
 """
@@ -194,8 +195,8 @@ def fold(
     LISTED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [tokens * HEADS, RANK / COLUMNS]. ends: of decodes their starts [T] int32, else of every token
-    what its tile has as its end [T] int32: what the parts were cut by."""
+    """Grid [tokens * HEADS, RANK / COLUMNS]. ends: of decodes their starts [T] int32, else of every
+    token what its tile has as its end [T] int32: what the parts were cut by."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

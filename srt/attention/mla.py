@@ -78,7 +78,8 @@ class _Gather:
 
 
 class MlaAttention:
-    """`absorbing`, `expanding`: who computes which form. `ups`: by layer. `most_expanded`: tokens expanded at once, so far."""
+    """`absorbing`, `expanding`: who computes which form. `ups`: by layer. `most_expanded`: tokens
+    expanded at once, so far."""
 
     wants_new = False
 

@@ -16,9 +16,7 @@ def build_mla_backend(
     pair: BackendPair, ups: Sequence[UpProjection], settings: MlaSettings
 ) -> MlaAttention:
     """What is absorbed is the decode half's business, what is expanded the prefill half's."""
-    cores = {
-        name: _build(name, len(ups[0].keys), settings) for name in {pair.prefill, pair.decode}
-    }
+    cores = {name: _build(name, len(ups[0].keys), settings) for name in {pair.prefill, pair.decode}}
     merge = merge_state.select("triton" if pair.prefill == "triton" else "torch")
     return MlaAttention(cores[pair.decode], cores[pair.prefill], merge, ups, settings)
 

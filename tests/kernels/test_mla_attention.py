@@ -19,9 +19,7 @@ if not CUDA:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are defined
 
 DEVICE = "cuda" if CUDA else "cpu"
-SMALL = LatentArch(
-    rank=32, nope=32, rope=16, value=16, q_rank=None, scale=0.2, interleaved=True
-)
+SMALL = LatentArch(rank=32, nope=32, rope=16, value=16, q_rank=None, scale=0.2, interleaved=True)
 
 
 @pytest.fixture(autouse=True)
