@@ -143,7 +143,7 @@ def compile_plan(job: tuple[str, str, Plan, int, int]) -> None:
     height = (plan.rows, plan.stages) if kind == "int4" else (plan.rows, plan.block, plan.stages)
     if isinstance(plan, StreamPlan):
         types = [BF16, norm, weight, scale, None, residual, BF16, *[ANY_INT] * 4, ANY_FLOAT]
-        flags = [True, has_gate, True]
+        flags = [True, plan.late, has_gate, True]
         stream_rows.warmup(*types, size, tokens, *height, *flags, **options)
         return
     parts = torch.float32 if plan.splits > 1 else None

@@ -77,7 +77,7 @@ class Kernels:
             (-(-num_rows // plan.rows), 1, 1),
             (x, norm, stored.weight, stored.scale, stored.bias, extras.residual, out),
             (tokens, num_rows, min(plan.prefetch, size), wave, eps),
-            (size, *shape, is_even, extras.gated),
+            (size, *shape, is_even, plan.late, extras.gated),
             num_warps=plan.warps,
         )
 

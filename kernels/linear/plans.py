@@ -17,7 +17,8 @@ FEW = 64  # tokens; for more than these only what was measured is ours
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
     """For `stream.stream_rows`. `stages` 1: loads into registers, else through shared memory.
-    `prefetch`: columns that the first `wave` programs ask for while the kernel before still runs."""
+    `prefetch`: columns that the first `wave` programs ask for while the kernel before still runs.
+    `late`: the next kernel's programs come when this one's have read their weights, not at once."""
 
     rows: int
     block: int
@@ -25,6 +26,7 @@ class StreamPlan:
     warps: int
     prefetch: int = 0
     wave: int = 528
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ def stream_rows(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     EVEN: tl.constexpr,  # ROWS divides N, and BLOCK divides K
+    LATE: tl.constexpr,  # the next kernel is let in behind the loop, not before it
     GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -86,7 +87,8 @@ def stream_rows(
     rows = first + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     if PDL:
-        gdc_launch_dependents()
+        if not LATE:
+            gdc_launch_dependents()
         if tl.program_id(0) < wave:
             prefetch_rows(weight_ptr, first, N, K, 0, prefetch, ROWS)
         gdc_wait()
@@ -120,6 +122,8 @@ def stream_rows(
             x, scaled = load_token(x_ptr, norm_ptr, fourth, k, K, BLOCK, EVEN)
             total3 += weight * scaled[None, :]
             squares3 += x * x
+    if PDL and LATE:
+        gdc_launch_dependents()
     finish_token(
         total0, squares0, norm_ptr, scale_ptr, bias_ptr, residual_ptr, out_ptr, first, 0, N, eps,
         K, ROWS, GATED,
