@@ -2,7 +2,7 @@
 
 As many layers as the model has, each with weights of its own, in one CUDA graph; with and without two
 kernels between qkv and out that leave the memory idle, two and five microseconds, as rotation and
-attention do. Varied is when a kernel lets the next one in, and how much that one asks for before its turn.
+attention do. Varied: when a kernel lets the next one in, and how much that one asks for before its turn.
 """
 
 from __future__ import annotations
@@ -78,10 +78,7 @@ class Chain:
         self.num_layers = shapes["qkv"][2]
         device = torch.device("cuda")
         self.weights = [
-            {
-                name: torch.randn(size, device=device, dtype=BF16)
-                for name, size in self.sizes.items()
-            }
+            {name: random_weight(*size) for name, size in self.sizes.items()}
             for _ in range(self.num_layers)
         ]
         self.kernels = {name: Kernels(size[0], device) for name, size in self.sizes.items()}
