@@ -38,11 +38,19 @@ class TileShape:
         return self.rows // self.group(heads)
 
 
-DECODE = TileShape(rows=16, block=32, warps=4, stages=3, per_sm=2)
-EXTEND = TileShape(rows=64, block=32, warps=8, stages=2, per_sm=1)
-FIXED = TileShape(
-    rows=64, block=32, warps=8, stages=2, per_sm=1
-)  # where bits must not depend on others
+def decode_shape() -> TileShape:
+    """For one token a slice: bound by memory, two programs to a multiprocessor."""
+    return TileShape(rows=16, block=32, warps=4, stages=3, per_sm=2)
+
+
+def extend_shape() -> TileShape:
+    """For more tokens a slice: bound by arithmetic."""
+    return TileShape(rows=64, block=32, warps=8, stages=2, per_sm=1)
+
+
+def fixed_shape() -> TileShape:
+    """One for all queries, so that no result depends on what it was computed with."""
+    return extend_shape()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +178,7 @@ def attend_latents(
     _, heads, _ = q.shape
     counts = lengths.tolist()
     is_decode = max(counts) == 1
-    shape = DECODE if is_decode else EXTEND
+    shape = decode_shape() if is_decode else extend_shape()
     tiles, ends = cut_slices(rows.tolist(), starts.tolist(), counts, heads, shape)
     num = len(counts) if is_decode else len(tiles)
     blocks = -(-heads // shape.group(heads))

@@ -8,14 +8,14 @@ from __future__ import annotations
 import torch
 
 from kernels.mla_attention.triton import (
-    DECODE,
-    EXTEND,
-    FIXED,
     LatentAttention,
     TileShape,
     Work,
     choose_splits,
     cut_slices,
+    decode_shape,
+    extend_shape,
+    fixed_shape,
 )
 from kernels.mla_attention.triton_spans import SpanAttention, cut_spans
 from srt.attention.mla import Spans
@@ -45,10 +45,10 @@ class TritonMla:
             self._latents = LatentAttention(device)
         self._works = []
         if count:
-            shape = FIXED if self._deterministic else DECODE
+            shape = fixed_shape() if self._deterministic else decode_shape()
             self._works.append((slice(0, count), self._work(batch, count, shape)))
         if lengths := batch.lengths_host[count:]:
-            shape = FIXED if self._deterministic else EXTEND
+            shape = fixed_shape() if self._deterministic else extend_shape()
             rows, starts = batch.rows_host[count:], batch.starts_host[count:]
             tiles, ends = (
                 each.to(device, non_blocking=True)
