@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from srt.attention.send import pin, send
 from srt.protocols.attention import AttentionBatch
 
 KeysForm = Literal["paged", "ragged"]  # in the planes' pages, or side by side
@@ -64,13 +65,14 @@ def plan_prefill(planned: Planned, shape: Shape, batch: AttentionBatch, form: Ke
     pieces = slice(batch.num_decode, None)
     lengths = np.array(batch.lengths_host[pieces], dtype=np.int32)
     ends = np.array(batch.starts_host[pieces], dtype=np.int32) + lengths
-    queries = torch.from_numpy(running(lengths))
+    device = batch.page_table.device
+    queries = pin(running(lengths), device)
     heads = (shape.heads, shape.num_kv, shape.dim)
     if form == "paged":
         pages = list_pages(batch, pieces, ends)
         planned.plan(shape, queries, *pages, *heads, shape.page_size, causal=True)
     else:
-        planned.plan(shape, queries, torch.from_numpy(running(ends)), *heads, causal=True)
+        planned.plan(shape, queries, pin(running(ends), device), *heads, causal=True)
     return ends
 
 
@@ -82,7 +84,8 @@ def list_pages(
     counts = (ends + batch.page_size - 1) // batch.page_size
     last = ends - (counts - 1) * batch.page_size
     indices = _look_up(batch, pieces, counts, per_entry=1)
-    return torch.from_numpy(running(counts)), indices, torch.from_numpy(last)
+    device = batch.page_table.device
+    return pin(running(counts), device), indices, pin(last, device)
 
 
 def list_slots(batch: AttentionBatch, pieces: slice, ends: Ints) -> torch.Tensor:
@@ -90,7 +93,7 @@ def list_slots(batch: AttentionBatch, pieces: slice, ends: Ints) -> torch.Tensor
     size = batch.page_size
     pages = _look_up(batch, pieces, ends, per_entry=size).long()
     offsets = np.arange(int(ends.sum())) - np.repeat(np.cumsum(ends) - ends, ends)
-    return pages * size + torch.from_numpy(offsets % size).to(pages.device, non_blocking=True)
+    return pages * size + send(offsets % size, pages.device)
 
 
 def _look_up(batch: AttentionBatch, pieces: slice, counts: Ints, *, per_entry: int) -> torch.Tensor:
@@ -100,8 +103,7 @@ def _look_up(batch: AttentionBatch, pieces: slice, counts: Ints, *, per_entry: i
     begin = np.cumsum(counts) - counts
     within = np.arange(int(counts.sum())) - np.repeat(begin, counts)
     places = np.repeat(rows * table.stride(0), counts) + within // per_entry
-    at = torch.from_numpy(places).to(table.device, non_blocking=True)
-    return table.view(-1)[at]
+    return table.view(-1)[send(places, table.device)]
 
 
 def running(counts: Ints) -> Ints:

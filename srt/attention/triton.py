@@ -22,6 +22,7 @@ from kernels.paged_attention.triton import (
     fixed_shape,
     tall_shape,
 )
+from srt.attention.send import pin, send
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
@@ -55,7 +56,7 @@ class Order:
             return
         self._rows = list(batch.rows_host)
         turns = np.argsort(-np.array(batch.starts_host), kind="stable").astype(np.int32)
-        self.tensor.copy_(torch.from_numpy(turns), non_blocking=True)
+        self.tensor.copy_(pin(turns, self.tensor.device), non_blocking=True)
 
 
 class TritonAttention:
@@ -145,7 +146,7 @@ class TritonAttention:
                 per_tile=shape.per_tile(heads.group),
                 first_token=count,
             )
-            tiles = torch.from_numpy(cut).to(batch.page_table.device, non_blocking=True)
+            tiles = send(cut, batch.page_table.device)
             works.append(
                 Work(
                     num=len(tiles),
