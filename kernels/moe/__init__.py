@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kernels.choice import check_shape, check_triton_layout, refuse_implementation
+from kernels.choice import check_shape, check_triton_layout, refuse_implementation, require_triton
 from kernels.moe import reference
 from kernels.moe.routing import Routing as Routing
 from kernels.moe.stacked import Stacked as Stacked
@@ -51,14 +51,17 @@ class Experts(Protocol):
 
 
 class PackExperts(Protocol):
-    def __call__(self, gate_up: Stacked, down: Stacked, first: int = 0, /) -> Experts: ...
+    def __call__(
+        self, gate_up: Stacked, down: Stacked, first: int = 0, invariant: bool = False, /
+    ) -> Experts: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeOps:
     """route: logits [T, E] float32 and a bias [E] float32 -> weights [T, k] float32 and experts [T, k]
     int32, best first. pack_experts: gate_up [E, 2 I, H], gates then ups, and down [E, H, I], of which it
-    takes possession; the first of them is expert `first` of the router."""
+    takes possession; the first of them is expert `first` of the router; `invariant`: a token's result must
+    not depend, to the bit, on the tokens beside it."""
 
     route: Route
     pack_experts: PackExperts
@@ -67,8 +70,13 @@ class MoeOps:
 def select(implementation: str) -> MoeOps:
     """The unchecked functions, for the hot path. What runs experts in C is torch."""
     match implementation:
-        case "reference" | "torch" | "native" | "triton":
+        case "reference" | "torch" | "native":
             return MoeOps(route=reference.route, pack_experts=reference.PlainExperts)
+        case "triton":
+            require_triton()
+            from kernels.moe import triton
+
+            return triton.bind()
     refuse_implementation(implementation)
 
 
@@ -102,6 +110,7 @@ def pack_experts(
     *,
     quantization: str | None = None,
     first: int = 0,
+    invariant: bool = False,
     implementation: str = "torch",
 ) -> Experts:
     """gate_up: [E, 2 I, H], gates then ups; down: [E, H, I]. Both may be written over."""
@@ -113,4 +122,4 @@ def pack_experts(
     check_triton_layout(implementation, gate_up=gate_up, down=down)
     stacked = stack(gate_up.flatten(0, 1), count, quantization)
     stacked_down = stack(down.flatten(0, 1), count, quantization)
-    return select(implementation).pack_experts(stacked, stacked_down, first)
+    return select(implementation).pack_experts(stacked, stacked_down, first, invariant)

@@ -35,7 +35,9 @@ def route(
 class PlainExperts:
     """A `kernels.moe.Experts`, one expert after the other. Reads the choice back to the host."""
 
-    def __init__(self, gate_up: Stacked, down: Stacked, first: int = 0) -> None:
+    def __init__(
+        self, gate_up: Stacked, down: Stacked, first: int = 0, invariant: bool = False
+    ) -> None:
         self._gate_up, self._down, self._first = gate_up, down, first
         self.bytes = gate_up.bytes + down.bytes
 

@@ -1,0 +1,138 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+"""The router's choice, and the tokens of every expert side by side."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def choose_experts(
+    logits_ptr,
+    bias_ptr,
+    weights_ptr,
+    experts_ptr,
+    scale,
+    EXPERTS: tl.constexpr,
+    TOP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    SOFTMAX: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    FORCED: tl.constexpr,
+    # powers of two, not less than groups, experts of a group, and TOP
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """logits: float32 [T, EXPERTS]; bias: float32 [EXPERTS] or None; weights: float32 [T, TOP]; experts:
+    int32 [T, TOP]. grid: [T]."""
+    size: tl.constexpr = EXPERTS // GROUPS
+    token = tl.program_id(0)
+    groups = tl.arange(0, WIDTH)
+    members = tl.arange(0, DEPTH)
+    experts = groups[:, None] * size + members[None, :]
+    is_there = (groups < GROUPS)[:, None] & (members < size)[None, :]
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    places = token.to(tl.int64) * EXPERTS + experts
+    logits = tl.load(logits_ptr + places, mask=is_there, other=float("-inf"))
+    if SOFTMAX:
+        scores = tl.exp(logits - tl.max(tl.max(logits, 1), 0))
+        scores = scores / tl.sum(tl.sum(scores, 1), 0)
+    else:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    choice = scores
+    if bias_ptr is not None:
+        choice += tl.load(bias_ptr + experts, mask=is_there, other=0.0)
+    choice = tl.where(is_there, choice, float("-inf"))
+    if TOP_GROUPS < GROUPS:
+        worth = tl.max(choice, 1)
+        if bias_ptr is not None:
+            is_first = members[None, :] == tl.argmax(choice, 1)[:, None]
+            worth += tl.max(tl.where(is_first, float("-inf"), choice), 1)
+        is_in = groups < 0
+        for _ in tl.static_range(TOP_GROUPS):
+            is_best = groups == tl.argmax(worth, 0)
+            is_in = is_in | is_best
+            worth = tl.where(is_best, float("-inf"), worth)
+        choice = tl.where(is_in[:, None], choice, float("-inf"))
+    choice = tl.reshape(choice, [WIDTH * DEPTH])
+    scores = tl.reshape(scores, [WIDTH * DEPTH])
+    experts = tl.reshape(experts, [WIDTH * DEPTH])
+    index = tl.arange(0, WIDTH * DEPTH)
+    slots = tl.arange(0, SLOTS)
+    weights = tl.zeros([SLOTS], tl.float32)
+    chosen = tl.zeros([SLOTS], tl.int32)
+    for slot in tl.static_range(TOP):
+        is_best = index == tl.argmax(choice, 0)
+        weights = tl.where(slots == slot, tl.sum(tl.where(is_best, scores, 0.0), 0), weights)
+        chosen = tl.where(slots == slot, tl.sum(tl.where(is_best, experts, 0), 0), chosen)
+        choice = tl.where(is_best, float("-inf"), choice)
+    if RENORMALIZE:
+        weights = weights / (tl.sum(weights, 0) + 1e-20)
+    if FORCED:
+        chosen = (token * TOP + slots) % EXPERTS
+    at = token.to(tl.int64) * TOP + slots
+    tl.store(weights_ptr + at, weights * scale, mask=slots < TOP)
+    tl.store(experts_ptr + at, chosen, mask=slots < TOP)
+
+
+@triton.jit
+def sort_entries(
+    experts_ptr,
+    sorted_ptr,
+    blocks_ptr,
+    num_entries,
+    num_blocks,
+    first_expert,
+    TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """experts: int32 [num_entries], of which those from `first_expert` on, as many as there are programs,
+    are sorted: int32 [num_entries], the entries of the first expert in their order, then those of the
+    next. blocks: int32 [num_blocks, 4], no more than TILE of them that have one expert: expert, first
+    place, place behind the last; an expert of -1: nothing. grid: [number of experts].
+
+    An expert's blocks begin where they would if all before had left TILE - 1 places empty, so no program
+    needs to know how many blocks the others have. num_blocks: num_entries / TILE + number of experts.
+    """
+    own = tl.program_id(0)
+    offsets = tl.arange(0, CHUNK)
+    before = tl.zeros([CHUNK], tl.int32)
+    mine = tl.zeros([CHUNK], tl.int32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    for at in range(0, num_entries, CHUNK):
+        is_there = at + offsets < num_entries
+        expert = tl.load(experts_ptr + at + offsets, mask=is_there, other=-1) - first_expert
+        before += (is_there & (expert >= 0) & (expert < own)).to(tl.int32)
+        mine += (is_there & (expert == own)).to(tl.int32)
+    first = tl.sum(before, 0)
+    last = first + tl.sum(mine, 0)
+    place = first
+    for at in range(0, num_entries, CHUNK):
+        is_there = at + offsets < num_entries
+        expert = tl.load(experts_ptr + at + offsets, mask=is_there, other=-1) - first_expert
+        is_mine = is_there & (expert == own)
+        rank = tl.cumsum(is_mine.to(tl.int32), 0)
+        tl.store(sorted_ptr + place + rank - 1, at + offsets, mask=is_mine)
+        place += tl.sum(is_mine.to(tl.int32), 0)
+    block = first // TILE + own
+    end = last // TILE + own + 1
+    if own == tl.num_programs(0) - 1:
+        end = num_blocks
+    offsets = tl.arange(0, 64)
+    for at in range(block, end, 64):
+        begin = first + (at - block + offsets) * TILE
+        is_own = at + offsets < end
+        places = blocks_ptr + (at + offsets) * 4
+        tl.store(places, tl.where(begin < last, own, -1), mask=is_own)
+        tl.store(places + 1, begin, mask=is_own)
+        tl.store(places + 2, tl.minimum(begin + TILE, last), mask=is_own)

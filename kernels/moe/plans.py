@@ -1,0 +1,68 @@
+"""Which kernel, and in what shape, for a number of tokens. A plan changes speed and the order of float32
+sums, nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class FewPlan:
+    """For `few.gate_few` and `few.down_few`."""
+
+    rows: int
+    block: int
+    stages: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class TilePlan:
+    """For `grouped.multiply_blocks`: entries and rows of a tile, columns of a step. `swap`: the rows are
+    the tensor cores' large side."""
+
+    rows: int
+    block: int
+    stages: int
+    warps: int
+    swap: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`tile`: entries that share a tile; 0: the kernels of few tokens."""
+
+    tile: int
+    gate_up: FewPlan | TilePlan
+    down: FewPlan | TilePlan
+
+
+FEW_ENTRIES = 64  # tokens times experts of each
+FEW = Plan(0, FewPlan(8, 512, 4, 4), FewPlan(4, 256, 5, 4))
+SMALL = Plan(16, TilePlan(64, 128, 4, 4, swap=True), TilePlan(64, 128, 4, 4, swap=True))
+MIDDLE = Plan(32, TilePlan(128, 128, 3, 4, swap=True), TilePlan(128, 128, 3, 4, swap=True))
+LARGE = Plan(64, TilePlan(128, 64, 4, 4), TilePlan(128, 64, 4, 4))
+LARGEST = Plan(128, TilePlan(256, 64, 3, 8), TilePlan(128, 64, 3, 8))
+INVARIANT = LARGE  # a token's bits must not depend on how many there are
+
+
+def find_plan(num_entries: int, num_experts: int, *, invariant: bool) -> Plan:
+    """`num_entries`: tokens times the experts of each; `num_experts`: that they are spread over."""
+    if invariant:
+        return INVARIANT
+    if num_entries <= FEW_ENTRIES:
+        return FEW
+    each = num_entries / num_experts
+    if each <= 8:
+        return SMALL
+    if each <= 24:
+        return MIDDLE
+    return LARGE if each <= 96 else LARGEST
+
+
+def fit(plan: FewPlan, size: int) -> FewPlan:
+    """With a block that divides `size`, if a large one does."""
+    block = plan.block
+    while block > 64 and size % block:
+        block //= 2
+    return plan if size % block else replace(plan, block=block)

@@ -1,0 +1,206 @@
+"""Router and experts on the GPU. Few tokens: a product per token and expert. More: the tokens of an
+expert are brought together on the device, and nothing of it is read back; grids depend on the number of
+tokens alone, so a step can be recorded.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.launch import Launcher, next_power_of_two
+from kernels.linear.gate import pair_rows
+from kernels.moe import MoeOps
+from kernels.moe.choose import choose_experts, sort_entries
+from kernels.moe.few import down_few, gate_few
+from kernels.moe.grouped import add_entries, multiply_blocks
+from kernels.moe.plans import FewPlan, Plan, TilePlan, find_plan, fit
+from kernels.moe.routing import Routing
+from kernels.moe.stacked import Stacked
+
+CHUNK = 2048  # entries that are looked at together
+ADDED = 1024  # columns that are
+
+
+class Kernels:
+    """All of them, compiled as they are asked for; layers share them."""
+
+    def __init__(self) -> None:
+        self.choose, self.sort = Launcher(choose_experts), Launcher(sort_entries)
+        self.gate_few, self.down_few = Launcher(gate_few), Launcher(down_few)
+        self.multiply, self.add = Launcher(multiply_blocks), Launcher(add_entries)
+
+
+def bind() -> MoeOps:
+    kernels = Kernels()
+
+    def route(
+        logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        count, top = logits.shape[0], routing.top_k
+        weights = logits.new_empty((count, top))
+        experts = logits.new_empty((count, top), dtype=torch.int32)
+        if not count:
+            return weights, experts
+        size = routing.num_experts // routing.groups
+        groups = (routing.groups, routing.top_groups)
+        if routing.groups == routing.top_groups:
+            groups, size = (1, 1), routing.num_experts
+        powers = tuple(next_power_of_two(number) for number in (groups[0], size, top))
+        how = (routing.scoring == "softmax", routing.renormalize, routing.forced_even)
+        kernels.choose(
+            (count, 1, 1),
+            (logits, bias, weights, experts),
+            (routing.scale,),
+            (routing.num_experts, top, *groups, *how, *powers),
+            num_warps=1 if routing.num_experts <= 256 else 4,
+        )
+        return weights, experts
+
+    def pack_experts(
+        gate_up: Stacked, down: Stacked, first: int = 0, invariant: bool = False
+    ) -> GroupedExperts:
+        return GroupedExperts(gate_up, down, first, kernels, invariant=invariant)
+
+    return MoeOps(route=route, pack_experts=pack_experts)
+
+
+class GroupedExperts:
+    """A `kernels.moe.Experts`. The gates and ups it is given are brought together in place."""
+
+    def __init__(
+        self, gate_up: Stacked, down: Stacked, first: int, kernels: Kernels, *, invariant: bool
+    ) -> None:
+        order = pair_rows(gate_up.values.shape[1], gate_up.values.device)
+        for held in (gate_up.values, gate_up.scales):
+            if held is not None:
+                pair_in_place(held, order)
+        self._gate_up, self._down, self._first = gate_up, down, first
+        self._kernels, self._invariant = kernels, invariant
+        self.bytes = gate_up.bytes + down.bytes
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        plan = find_plan(experts.numel(), self._gate_up.values.shape[0], invariant=self._invariant)
+        return self.run(x, weights, experts, residual, plan)
+
+    def run(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        residual: torch.Tensor | None,
+        plan: Plan,
+    ) -> torch.Tensor:
+        """By a plan of one's own."""
+        out = torch.empty_like(x) if residual is None else residual
+        if not x.shape[0]:
+            return out
+        gate_up, down = plan.gate_up, plan.down
+        if isinstance(gate_up, FewPlan) and isinstance(down, FewPlan):
+            self._run_few(x, weights, experts, residual, out, gate_up, down)
+        else:
+            assert isinstance(gate_up, TilePlan) and isinstance(down, TilePlan)
+            self._run_tiles(x, weights, experts, residual, out, plan.tile, gate_up, down)
+        return out
+
+    def _run_few(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        residual: torch.Tensor | None,
+        out: torch.Tensor,
+        gate_plan: FewPlan,
+        down_plan: FewPlan,
+    ) -> None:
+        tokens, top = experts.shape
+        count, both, hidden = self._gate_up.values.shape
+        inner = both // 2
+        plan = fit(gate_plan, hidden)
+        made = x.new_empty((tokens * top, inner))
+        is_even = both % plan.rows == 0 and hidden % plan.block == 0
+        self._kernels.gate_few(
+            (-(-both // plan.rows), tokens * top, 1),
+            (x, self._gate_up.values, self._gate_up.scales, experts, made),
+            (both, self._first, count),
+            (top, hidden, plan.rows, plan.block, plan.stages, is_even),
+            num_warps=plan.warps,
+        )
+        plan = fit(down_plan, inner)
+        is_even = hidden % plan.rows == 0 and inner % plan.block == 0
+        held = (self._down.values, self._down.scales, experts, weights)
+        self._kernels.down_few(
+            (-(-hidden // plan.rows), tokens, 1),
+            (made, *held, residual, out),
+            (hidden, self._first, count),
+            (top, inner, plan.rows, plan.block, plan.stages, is_even),
+            num_warps=plan.warps,
+        )
+
+    def _run_tiles(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        residual: torch.Tensor | None,
+        out: torch.Tensor,
+        tile: int,
+        gate_plan: TilePlan,
+        down_plan: TilePlan,
+    ) -> None:
+        tokens, top = experts.shape
+        count, both, hidden = self._gate_up.values.shape
+        entries = tokens * top
+        num_blocks = entries // tile + count
+        order = experts.new_empty(entries)
+        blocks = experts.new_empty((num_blocks, 4))
+        self._kernels.sort(
+            (count, 1, 1),
+            (experts, order, blocks),
+            (entries, num_blocks, self._first),
+            (tile, CHUNK),
+            num_warps=8,
+        )
+        gated = x.new_empty((entries, both // 2))
+        self._multiply(x, self._gate_up, order, blocks, None, gated, top, tile, gate_plan)
+        made = x.new_empty((entries, hidden))
+        self._multiply(gated, self._down, order, blocks, weights, made, top, tile, down_plan)
+        self._kernels.add(
+            (tokens, -(-hidden // ADDED), 1),
+            (made, experts, residual, out),
+            (self._first, count),
+            (hidden, top, ADDED),
+        )
+
+    def _multiply(
+        self,
+        x: torch.Tensor,
+        stacked: Stacked,
+        order: torch.Tensor,
+        blocks: torch.Tensor,
+        factors: torch.Tensor | None,
+        out: torch.Tensor,
+        top: int,
+        tile: int,
+        plan: TilePlan,
+    ) -> None:
+        _, rows, size = stacked.values.shape
+        shape = (tile, plan.rows, plan.block, plan.stages, plan.swap)
+        self._kernels.multiply(
+            (-(-rows // plan.rows), blocks.shape[0], 1),
+            (x, stacked.values, stacked.scales, order, blocks, factors, out),
+            (rows,),
+            (top, size, *shape, size % plan.block == 0, not x.is_cuda, factors is None),
+            num_warps=plan.warps,
+        )
+
+
+def pair_in_place(held: torch.Tensor, order: torch.Tensor) -> None:
+    """Rows of every expert, [E, N, ...], in this order; an expert at a time, as memory is dear."""
+    for expert in held:
+        expert.copy_(expert[order])
