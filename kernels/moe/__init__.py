@@ -60,8 +60,8 @@ class PackExperts(Protocol):
 class MoeOps:
     """route: logits [T, E] float32 and a bias [E] float32 -> weights [T, k] float32 and experts [T, k]
     int32, best first. pack_experts: gate_up [E, 2 I, H], gates then ups, and down [E, H, I], of which it
-    takes possession; the first of them is expert `first` of the router; `invariant`: a token's result must
-    not depend, to the bit, on the tokens beside it."""
+    takes possession; the first of them is expert `first` of the router; `invariant`: a token's result
+    must not depend, to the bit, on the tokens beside it."""
 
     route: Route
     pack_experts: PackExperts

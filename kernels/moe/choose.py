@@ -94,10 +94,10 @@ def sort_entries(
     CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """experts: int32 [num_entries], of which those from `first_expert` on, as many as there are programs,
-    are sorted: int32 [num_entries], the entries of the first expert in their order, then those of the
-    next. blocks: int32 [num_blocks, 4], no more than TILE of them that have one expert: expert, first
-    place, place behind the last; an expert of -1: nothing. grid: [number of experts].
+    """experts: int32 [num_entries], of which those from `first_expert` on, as many as there are
+    programs, are sorted: int32 [num_entries], the entries of the first expert in their order, then those
+    of the next. blocks: int32 [num_blocks, 4], no more than TILE of them that have one expert: expert,
+    first place, place behind the last; an expert of -1: nothing. grid: [number of experts].
 
     An expert's blocks begin where they would if all before had left TILE - 1 places empty, so no program
     needs to know how many blocks the others have. num_blocks: num_entries / TILE + number of experts.

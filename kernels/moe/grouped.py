@@ -32,9 +32,9 @@ def multiply_blocks(
 ):
     """weight: [E, N, K]; scale: float32 [E, N] or None.
 
-    GATED: x: [T, K], a token for TOP entries; out: [entries, N / 2] in sorted order; rows 2i and 2i + 1 of
-    the weight are gate and up of channel i. Else x: [entries, K] in sorted order, out: [entries, N] in
-    theirs, times factors: float32 [entries]. grid: [N / ROWS, blocks].
+    GATED: x: [T, K], a token for TOP entries; out: [entries, N / 2] in sorted order; rows 2i and 2i + 1
+    of the weight are gate and up of channel i. Else x: [entries, K] in sorted order, out: [entries, N]
+    in theirs, times factors: float32 [entries]. grid: [N / ROWS, blocks].
     """
     steps: tl.constexpr = (K + BLOCK - 1) // BLOCK
     entry = blocks_ptr + tl.program_id(1) * 4

@@ -127,11 +127,13 @@ def pack_own_experts(
     quantization: str | None,
     pack: PackExperts,
     group: Group,
+    *,
+    invariant: bool = False,
 ) -> Experts:
     """Of the rank's share of the stacks: what gives every rank what all `num_experts` make together."""
     count = num_experts // group.size
     stacked = stack(gate_up, count, quantization)
-    share = pack(stacked, stack(down, count, quantization), count * group.rank)
+    share = pack(stacked, stack(down, count, quantization), count * group.rank, invariant)
     return share if group.size == 1 else ExpertParallel(share, group)
 
 

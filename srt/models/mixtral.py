@@ -35,7 +35,7 @@ class Mixtral:
                 linear(f"{name}.qkv", attention, qkv, hidden),
                 linear(f"{name}.out", attention, {"o_proj": hidden}, arch.q_size),
                 norm(f"{name}.mlp_norm", f"{source}post_attention_layernorm.weight", hidden),
-                tensor(f"{name}.router", f"{block}gate.weight", count, hidden),
+                linear(f"{name}.router", block, {"gate": count}, hidden),
                 *expert_parameters(name, experts, ("w1", "w3", "w2"), hidden, moe.inner),
             ]
         found.append(norm("norm", "model.norm.weight", hidden))

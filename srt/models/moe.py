@@ -22,9 +22,7 @@ class MoeBlock:
 
     def __init__(self, weights: Weights, name: str, ops: Ops, moe: MoeArch) -> None:
         self.routing: Routing = moe.routing
-        self.router: Linear = ops.pack_linear(
-            weights.tensors[f"{name}.router"], out_dtype=torch.float32
-        )
+        self.router: Linear = weights.linears[f"{name}.router"]
         self.bias = weights.tensors.get(f"{name}.router_bias")
         self.experts: Experts = weights.experts[name]
         self.shared = GatedMlp(weights, f"{name}.shared", ops) if moe.shared_inner else None
@@ -79,10 +77,9 @@ def moe_parameters(name: str, source: str, hidden: int, moe: MoeArch) -> list[Pa
     """The weight map of a block whose tensors stand under `source`, in DeepSeek's and Qwen's names."""
     routing, inner = moe.routing, moe.inner
     count = routing.num_experts
-    router = Part(source=f"{source}gate.weight", shape=(count, hidden))
     sources = [f"{source}experts.{expert}." for expert in range(count)]
     found = [
-        Parameter(name=f"{name}.router", kind="tensor", parts=(router,)),
+        linear(f"{name}.router", source, {"gate": count}, hidden),
         *expert_parameters(name, sources, ("gate_proj", "up_proj", "down_proj"), hidden, inner),
     ]
     if routing.has_bias:

@@ -12,7 +12,8 @@ def quantization_of(parameter: str, method: str | None) -> str | None:
 
     int8: every linear, the output projection too: on small models it is a large share of the bytes
     read per token. fp8, int4: all but the output projection, whose rounding would show in every token.
-    Norms and the embedding are no linears.
+    Norms and the embedding are no linears. A router stays as it is: which experts a token gets would
+    change with its rounding.
     """
     if method is None:
         return None
@@ -20,4 +21,5 @@ def quantization_of(parameter: str, method: str | None) -> str | None:
         raise ConfigError(
             f"quantization {method!r} is not implemented; known: {', '.join(METHODS)}"
         )
-    return None if parameter == "head" and method != "int8" else method
+    is_kept = parameter.endswith(".router") or (parameter == "head" and method != "int8")
+    return None if is_kept else method

@@ -373,7 +373,7 @@ class ModelRunner:
         pack = partial(
             self.ops.pack_linear,
             quantization=None if is_stored else quantization_of(name, self.quantization),
-            out_dtype=torch.float32 if name == "head" else None,
+            out_dtype=torch.float32 if name == "head" or name.endswith(".router") else None,
             gated=self.device.type == "cuda" and name.endswith(".gate_up"),
             invariant=self.deterministic,
         )
@@ -384,4 +384,6 @@ class ModelRunner:
         method = quantization_of(name, self.quantization)
         count = self.arch.moe.routing.num_experts
         pack = self.ops.moe.pack_experts
-        return pack_own_experts(gate_up, down, count, method, pack, self.group)
+        return pack_own_experts(
+            gate_up, down, count, method, pack, self.group, invariant=self.deterministic
+        )

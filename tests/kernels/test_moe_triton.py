@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.moe import Routing, pack_experts, route
+from kernels.moe import Routing, pack_experts, plans, route
 from tests.triton_loops import mend_loop_bounds
 
 BF16 = torch.bfloat16
-FEW, SMALL, MIDDLE, LARGE, LARGEST = 3, 30, 70, 200, 700  # tokens of 2 experts out of 6
+PLANS = [plans.FEW, plans.SMALL, plans.MIDDLE, plans.LARGE, plans.LARGEST]
 
 
 @pytest.fixture
@@ -73,19 +73,37 @@ def close(found, exact, limit=1.5e-2):
     assert (found.float() - exact).norm() <= limit * exact.norm()
 
 
-@pytest.mark.parametrize("tokens", [0, 1, FEW, SMALL, MIDDLE, LARGE, LARGEST])
-@pytest.mark.parametrize(("hidden", "inner"), [(128, 96), (80, 24)])
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(("tokens", "hidden", "inner"), [(3, 128, 96), (5, 80, 24)])
 @pytest.mark.parametrize("quantization", [None, "fp8"])
-def test_computes_what_the_reference_does(tokens, hidden, inner, quantization, device):
+def test_every_plan_computes_what_the_reference_does(
+    plan, tokens, hidden, inner, quantization, device
+):
     x, gate_up, down, *chosen = make_experts(tokens, hidden, inner, 6, 2, device)
     exact = exactly(x, gate_up, down, *chosen)
     packed = pack_experts(gate_up, down, quantization=quantization, implementation="triton")
-    found = packed(x, *chosen)
+    found = packed.run(x, *chosen, None, plan)
     assert found.dtype == BF16
     close(found, exact, 1.5e-2 if quantization is None else 6e-2)
 
 
-@pytest.mark.parametrize("tokens", [FEW, SMALL])
+@pytest.mark.parametrize("tokens", [0, 1, 33, 140])
+def test_any_number_of_tokens(tokens, device):
+    """Of 140 an expert has several blocks."""
+    x, gate_up, down, *chosen = make_experts(tokens, 64, 32, 4, 2, device)
+    exact = exactly(x, gate_up, down, *chosen)
+    close(pack_experts(gate_up, down, implementation="triton")(x, *chosen), exact)
+
+
+@pytest.mark.parametrize("entries", [1, 64, 65, 1024, 1025, 4096, 100_000])
+def test_plans(entries):
+    plan = plans.find_plan(entries, 128, invariant=False)
+    assert (plan.tile == 0) == (entries <= plans.FEW_ENTRIES)
+    assert plan.tile <= max(16, 4 * entries // 128)
+    assert plans.find_plan(entries, 128, invariant=True) == plans.INVARIANT
+
+
+@pytest.mark.parametrize("tokens", [3, 40])
 def test_a_residual_is_added_and_written_over(tokens, device):
     x, gate_up, down, *chosen = make_experts(tokens, 64, 32, 6, 2, device)
     residual = torch.randn(tokens, 64, device=device).to(BF16)
@@ -96,7 +114,7 @@ def test_a_residual_is_added_and_written_over(tokens, device):
 
 
 @pytest.mark.parametrize("implementation", ["torch", "triton"])
-@pytest.mark.parametrize("tokens", [FEW, SMALL, LARGE])
+@pytest.mark.parametrize("tokens", [3, 40])
 def test_ranks_add_up(implementation, tokens, device):
     """Each has its own experts only."""
     x, gate_up, down, *chosen = make_experts(tokens, 64, 32, 6, 2, device)
@@ -111,7 +129,7 @@ def test_ranks_add_up(implementation, tokens, device):
     close(total, exact)
 
 
-@pytest.mark.parametrize("tokens", [1, SMALL])
+@pytest.mark.parametrize("tokens", [1, 40])
 def test_float32(tokens, device):
     x, gate_up, down, *chosen = make_experts(tokens, 64, 32, 6, 2, device, torch.float32)
     exact = exactly(x, gate_up, down, *chosen)
