@@ -5,34 +5,21 @@ In a process of its own, where nothing is interpreted; the assembler comes with 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.hopper import pretend_hopper, run_compiling
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, tests/gpu compiles them")
 def test_the_elementwise_kernels_compile_for_hopper(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=100
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stdout.split() == ["9", "compiled"]
+    assert run_compiling(__file__, tmp_path) == ["9", "compiled"]
 
 
 def compile_all() -> int:
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime.driver import driver
-
     from kernels.embedding.triton import gather_rows
     from kernels.merge_state.triton import merge_rows
     from kernels.rms_norm.triton import norm_rows
@@ -40,19 +27,7 @@ def compile_all() -> int:
     from kernels.silu_mul.triton import gate_rows
     from kernels.step_inputs.triton import locate_rows, scatter
 
-    class Hopper:
-        """As much of a driver as compiling asks for."""
-
-        def get_current_device(self) -> int:
-            return 0
-
-        def get_current_stream(self, device: int) -> int:
-            return 0
-
-        def get_current_target(self) -> GPUTarget:
-            return GPUTarget("cuda", 90, 32)
-
-    driver.set_active(Hopper())
+    pretend_hopper()
     bf16, e4m3, f32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32
     i32, i64 = torch.int32, torch.int64
     rope = [bf16, i64, f32, i64]
