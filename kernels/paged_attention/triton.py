@@ -14,7 +14,6 @@ from kernels.paged_attention.tiles import cut_tiles
 from kernels.paged_attention.triton_kernel import attend
 
 LOG2_E = 1.4426950408889634
-MAX_SPLITS = 64
 COUNTS = 1 << 16  # tiles * kv heads that may be split at once
 SHORT_ROWS = 64
 
@@ -29,6 +28,7 @@ class TileShape:
     stages: int
     per_sm: int  # so many programs keep a multiprocessor busy
     least: int = 256  # keys of a part where several programs share a tile; a multiple of block
+    most: int = 64  # programs that share a tile
     carry: bool = True
     early: bool = False  # see `early_shape`
     two_loops: bool = False  # the keys that every token sees are walked without masks
@@ -100,8 +100,9 @@ def tall_shape() -> TileShape:
 
 def early_shape() -> TileShape:
     """For a few decodes whose tables nobody writes in this graph: what older steps left of K and V is on
-    its way before the kernel before this one has finished. Heads up to 128."""
-    return TileShape(rows=16, block=256, warps=8, stages=2, per_sm=1, least=256, early=True)
+    its way before the kernel before this one has finished. Heads up to 128. Few programs, for each waits
+    for room beside that kernel's, even if it has no keys."""
+    return TileShape(rows=16, block=128, warps=8, stages=2, per_sm=1, least=128, most=8, early=True)
 
 
 def fixed_shape(head_dim: int, group: int) -> TileShape:
@@ -113,7 +114,7 @@ def fixed_shape(head_dim: int, group: int) -> TileShape:
 
 def choose_splits(programs: int, shape: TileShape, device: torch.device) -> int:
     """So many programs for each tile that the device is full, given how many there are unsplit."""
-    return max(1, min(MAX_SPLITS, shape.per_sm * num_sms(device) // max(programs, 1)))
+    return max(1, min(shape.most, shape.per_sm * num_sms(device) // max(programs, 1)))
 
 
 def num_sms(device: torch.device) -> int:

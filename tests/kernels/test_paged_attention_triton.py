@@ -286,7 +286,7 @@ def test_what_a_device_holds_decides_on_the_splits() -> None:
     shape = short(16)
     sms = subject.num_sms(DEVICE)
     assert subject.choose_splits(10**6, shape, DEVICE) == 1
-    assert subject.choose_splits(1, shape, DEVICE) == min(2 * sms, subject.MAX_SPLITS)
+    assert subject.choose_splits(1, shape, DEVICE) == min(2 * sms, shape.most)
     assert math.log2(subject.choose_shape(5, 128, 5).rows) == 4
 
 
