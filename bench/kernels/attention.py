@@ -53,6 +53,10 @@ class Pool:
     def v_scale(self, layer: int) -> float:
         return 1.0
 
+    def move(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+        for plane in (plane for pair in self.planes for plane in pair):
+            plane[destinations] = plane[sources]
+
 
 @dataclass(slots=True)
 class Case:
