@@ -51,17 +51,22 @@ class Linear(Protocol):
 
 
 @runtime_checkable
-class FusedLinear(Linear, Protocol):
+class AddingLinear(Linear, Protocol):
+    """One that takes in the sum behind it."""
+
+    def added(self, x: torch.Tensor, residual: torch.Tensor, /) -> torch.Tensor:
+        """residual + self(x). residual: [T, N], contiguous; it is written, and what is returned may be
+        it. Not for a gated linear, nor for one with an `out_dtype`."""
+        ...
+
+
+@runtime_checkable
+class FusedLinear(AddingLinear, Protocol):
     """What the linears of implementation "triton" also do, in the same launch while tokens are few. The
     results are those of the ops one after the other, up to the rounding of what no longer is stored."""
 
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float, /) -> torch.Tensor:
         """self(rms_norm(x, weight, eps)). x: [T, K]; weight: [K]."""
-        ...
-
-    def added(self, x: torch.Tensor, residual: torch.Tensor, /) -> torch.Tensor:
-        """residual + self(x). residual: [T, N], contiguous; the sum is written into it and returned. Not
-        for a gated linear, nor for one with an `out_dtype`."""
         ...
 
 

@@ -10,7 +10,7 @@ from srt.config.decisions import Decisions
 from srt.config.facts import Facts, GpuFacts
 from srt.config.footprint import ITEM_BYTES, weight_bytes
 from srt.config.latent import kv_items
-from srt.config.rules_parallel import bytes_of_rank, check_divisible, kv_heads_of_rank
+from srt.config.rules_parallel import bytes_of_rank, check_int4, kv_heads_of_rank
 from srt.config.rules_quantization import FP8_CAPABILITY, decide_quantization
 from srt.errors import ConfigError
 
@@ -60,7 +60,8 @@ def decide_model(
     check_kv_dtype("--kv-cache-dtype", kv_dtype, gpu)
     quantization = decide_quantization(args, model, load_format, gpu, decisions)
     ranks = args.tensor_parallel_size
-    check_divisible(quantization, ranks)
+    if quantization == "int4":
+        check_int4(model, ranks)
     embedding = model.vocab_size * model.hidden_size * ITEM_BYTES[dtype]
     kv_heads = kv_heads_of_rank(model.num_kv_heads, ranks)
     return ModelPlan(

@@ -6,9 +6,6 @@ fewer than ranks: then several ranks keep the same one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts, ModelFacts
@@ -16,14 +13,7 @@ from srt.config.latent import is_latent
 from srt.errors import ConfigError
 
 FLAG = "--tensor-parallel-size"
-UNDIVIDED: Mapping[str, str] = MappingProxyType(  # by the key of config.json that says it
-    {
-        "num_experts": "experts",
-        "n_routed_experts": "experts",
-        "num_local_experts": "experts",
-        "kv_lora_rank": "latent attention",
-    }
-)
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")  # of config.json
 
 
 def decide_parallel(args: ServerArgs, facts: Facts, is_gpu: bool, decisions: Decisions) -> None:
@@ -82,29 +72,35 @@ def _decide_sums(args: ServerArgs, is_gpu: bool, decisions: Decisions) -> None:
 
 def why_not(model: ModelFacts, size: int) -> str | None:
     """What of the model cannot be divided by `size`."""
+    if size == 1:
+        return None
     if is_latent(model.architecture):
         return "latents for K and V, which ranks cannot divide yet"
     heads, kv_heads = model.num_heads, model.num_kv_heads
-    inner = model.config.get("intermediate_size")
-    for key, what in UNDIVIDED.items():
-        if size > 1 and model.config.get(key):
-            return f"{what} ({key}), which ranks do not divide"
     if heads % size:
         return f"{heads} attention heads, which {size} ranks cannot divide"
     if kv_heads % size and size % kv_heads:
         return f"{kv_heads} KV heads, which {size} ranks can neither divide nor share evenly"
-    if isinstance(inner, int) and inner % size:
-        return f"an intermediate_size of {inner}, which {size} ranks cannot divide"
+    for key in ("intermediate_size", *EXPERT_KEYS):
+        count = model.config.get(key)
+        if isinstance(count, int) and count % size:
+            return f"{key} {count}, which {size} ranks cannot divide"
     return None
 
 
-def check_divisible(quantization: str | None, size: int) -> None:
-    """Raises ConfigError for weights whose stored form cannot be cut."""
-    if quantization == "int4" and size > 1:
-        raise ConfigError(
-            f"{FLAG} {size}: int4 weights are packed in groups and are not divided among ranks; allowed "
-            "with them: 1"
-        )
+def check_int4(model: ModelFacts, size: int) -> None:
+    """Raises ConfigError for int4 weights whose inputs cannot be cut: a group of columns has a scale,
+    and lies in memory in units of up to 128."""
+    found = model.config.get("quantization_config") or {}
+    unit = min(128, 2 * int(found.get("group_size") or found.get("q_group_size") or 128))
+    inputs = {"heads": model.num_heads * model.head_dim}
+    inputs["intermediate_size"] = int(model.config.get("intermediate_size") or 0)
+    for name, count in inputs.items():
+        if size > 1 and count // size % unit:
+            raise ConfigError(
+                f"{FLAG} {size}: {model.name} has int4 weights, which are cut in units of {unit} "
+                f"inputs, and {name} of {count} give a rank {count // size}"
+            )
 
 
 def bytes_of_rank(total: int, replicated: int, size: int) -> int:

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 import torch
 
-from kernels.linear import Linear
+from kernels.linear import AddingLinear, Linear
 from kernels.linear.quantized import QuantizedWeight
 from kernels.moe import Experts, PackExperts, stack
 from srt.layers.parameters import Cut, Parameter, Part, sharding_of
@@ -110,7 +110,10 @@ def pack_share(
     rank's share of weight and bias."""
     sharding = None if group.size == 1 else sharding_of(name)
     if sharding == "row":
-        return RowParallel(pack(weight, bias if group.rank == 0 else None), group)
+        share = pack(weight, bias if group.rank == 0 else None)
+        if isinstance(share, AddingLinear):
+            return AddingRowParallel(share, group)
+        return RowParallel(share, group)
     if sharding == "vocabulary":
         assert bias is None and isinstance(weight, torch.Tensor), name
         missing = rows_of_rank(vocab_size, group.size) - weight.shape[0]
@@ -152,6 +155,27 @@ class RowParallel:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._add(self._share(x))
+
+
+class AddingRowParallel:
+    """A `kernels.linear.AddingLinear`: rank 0's share takes in what is added to the sum."""
+
+    __slots__ = ("_share", "_is_first", "_add")
+
+    def __init__(self, share: AddingLinear, group: Group) -> None:
+        self._share = share
+        self._is_first = group.rank == 0
+        self._add = group.add
+
+    @property
+    def bytes(self) -> int:
+        return self._share.bytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._add(self._share(x))
+
+    def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self._add(self._share.added(x, residual) if self._is_first else self._share(x))
 
 
 class ExpertParallel:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from kernels.linear import FusedLinear, Linear
+from kernels.linear import AddingLinear, FusedLinear, Linear
 from kernels.ops import Ops
 from srt.layers.parameters import Parameter, Weights
 from srt.models.arch import Arch
@@ -74,7 +74,7 @@ class Mlp(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
     def add_normed(self, stream: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """stream + self(rms_norm(stream, weight, eps)), written into `stream`."""
+        """stream + self(rms_norm(stream, weight, eps)); `stream` is written."""
         ...
 
 
@@ -91,19 +91,18 @@ class GatedMlp:
 
     @property
     def is_fused(self) -> bool:
-        """Both linears are; with ranks that share them, the second is not."""
-        return isinstance(self.gate_up, FusedLinear) and isinstance(self.down, FusedLinear)
+        return isinstance(self.gate_up, FusedLinear) and isinstance(self.down, AddingLinear)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.gate_up(x)
         return self.down(inner if self.silu_mul is None else self.silu_mul(inner))
 
     def add_normed(self, stream: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """stream + self(rms_norm(stream, weight, eps)), written into `stream`; both linears fused."""
-        assert isinstance(self.gate_up, FusedLinear) and isinstance(self.down, FusedLinear)
+        """stream + self(rms_norm(stream, weight, eps)); `stream` is written. Both linears fused."""
+        assert isinstance(self.gate_up, FusedLinear) and isinstance(self.down, AddingLinear)
         return self.down.added(self.gate_up.normed(stream, weight, eps), stream)
 
     def add(self, x: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
-        """stream + self(x), written into `stream`; both linears fused."""
-        assert isinstance(self.gate_up, FusedLinear) and isinstance(self.down, FusedLinear)
+        """stream + self(x); `stream` is written. Both linears fused."""
+        assert isinstance(self.gate_up, FusedLinear) and isinstance(self.down, AddingLinear)
         return self.down.added(self.gate_up(x), stream)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kernels.linear import FusedLinear
+from kernels.linear import AddingLinear, FusedLinear
 from kernels.ops import Ops
 from srt.layers.parameters import Weights
 from srt.models.arch import Arch
@@ -49,8 +49,8 @@ class DenseLayer:
     @property
     def is_fused(self) -> bool:
         """Whether its linears can take in what stands before and behind them."""
-        attention = (self.qkv, self.out)
-        return self.mlp.is_fused and all(isinstance(linear, FusedLinear) for linear in attention)
+        attention = isinstance(self.qkv, FusedLinear) and isinstance(self.out, AddingLinear)
+        return self.mlp.is_fused and attention
 
     def project(self, weights: Weights, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
         """What makes q, k and v side by side of x [T, H]."""
@@ -137,7 +137,7 @@ class DenseStack:
         for index, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=False)):
             if taps is not None:
                 taps.take(index, stream)
-            assert isinstance(layer.qkv, FusedLinear) and isinstance(layer.out, FusedLinear)
+            assert isinstance(layer.qkv, FusedLinear) and isinstance(layer.out, AddingLinear)
             qkv = layer.qkv(stream) if norm is None else layer.qkv.normed(stream, norm, eps)
             x = self._attend(qkv, index, batch, pool, attention)
             if index == early and keep is not None:

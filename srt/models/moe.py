@@ -41,7 +41,7 @@ class MoeBlock:
         return self.experts(x, *chosen, shared)
 
     def add_normed(self, stream: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """stream + self(rms_norm(stream, weight, eps)), written into `stream`."""
+        """stream + self(rms_norm(stream, weight, eps)); `stream` is written."""
         x = self._rms_norm(stream, weight, eps)
         chosen = self._route(self.router(x), self.routing, self.bias)
         if self.shared is not None:

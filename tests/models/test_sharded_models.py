@@ -8,24 +8,32 @@ from typing import Any
 
 import torch
 from parity import make_prompt, save_tiny
+from safetensors.torch import load_file
+from test_quantized_checkpoints import FILE, write
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
+from kernels.linear import AddingLinear, FusedLinear
 from kernels.linear.reference import quantize_rows
 from srt.layers.parameters import Parameter, linear
-from srt.layers.sharding import shard
+from srt.layers.sharding import pack_share, shard
 from srt.models.arch import read_arch
 from srt.models.registry import model_family
 from srt.parallel.group import ALONE
 from tests.rank_processes import logits_of, run_ranks, talk
 from tests.tiny_models import TINY, make_runner, read_facts
 
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 PROMPT = make_prompt(TINY["vocab_size"], 40)
 
 
@@ -53,15 +61,31 @@ def save_families(folder: Path) -> dict[str, Path]:
         "llama-one-kv-head": LlamaForCausalLM(LlamaConfig(**{**TINY, "num_key_value_heads": 1})),
         "qwen2": Qwen2ForCausalLM(Qwen2Config(**TINY)),
         "qwen3": Qwen3ForCausalLM(Qwen3Config(**TINY, head_dim=16, tie_word_embeddings=True)),
+        "qwen3-moe": Qwen3MoeForCausalLM(Qwen3MoeConfig(**TINY, head_dim=16, **EXPERTS)),
+        "mixtral": MixtralForCausalLM(
+            MixtralConfig(**TINY, num_local_experts=8, num_experts_per_tok=2)
+        ),
     }
     for name, model in models.items():
         save_tiny(model, folder / name)
     return {name: folder / name for name in models}
 
 
+def save_quantized(folder: Path) -> dict[str, Path]:
+    """Weights that come in groups of columns, and weights with a scale for each row."""
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4}
+    save_tiny(LlamaForCausalLM(LlamaConfig(**TINY | sizes)), folder / "plain")
+    saved = folder / "plain", load_file(folder / "plain" / FILE)
+    found = {}
+    for kind in ("awq", "compressed"):
+        (folder / kind).mkdir()
+        found[kind], _ = write(saved, folder / kind, kind)
+    return found
+
+
 def test_two_ranks_compute_what_one_computes(tmp_path: Path) -> None:
     folders = save_families(tmp_path)
-    paths = {name: str(path) for name, path in folders.items()}
+    paths = {name: str(path) for name, path in (folders | save_quantized(tmp_path)).items()}
     given = {**paths, "dummy": paths["llama"]}, PROMPT
     alone = logits_of(ALONE, *given)
     first, second = run_ranks(2, logits_of, *given, folder=tmp_path)
@@ -118,6 +142,33 @@ def test_a_column_quantizes_as_it_does_in_the_whole() -> None:
     values, scales = quantize_rows(weight)
     own_values, own_scales = quantize_rows(cut.of(weight))
     assert torch.equal(own_values, cut.of(values)) and torch.equal(own_scales, scales[6:])
+
+
+class Adding:
+    """A linear that can take in the sum behind it, and writes it as kernels do."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight, self.bytes = weight, weight.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.T
+
+    def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return residual.add_(self(x))
+
+
+def test_what_is_added_to_a_sum_is_added_once() -> None:
+    weight, x, residual = (torch.randn(4, 8) for _ in range(3))
+    residual = residual[:, :4].contiguous()
+    shares = [
+        pack_share("x.down", part, None, lambda w, b: Adding(w), Seat(rank, 2), 8)
+        for rank, part in enumerate(weight.split(4, dim=1))
+    ]
+    made = []
+    for share, part in zip(shares, x.split(4, dim=1), strict=True):
+        assert isinstance(share, AddingLinear) and not isinstance(share, FusedLinear)
+        made.append(share.added(part, residual.clone()))
+    torch.testing.assert_close(made[0] + made[1], residual + x @ weight.T)
 
 
 def test_the_group_agrees_and_shares(tmp_path: Path) -> None:

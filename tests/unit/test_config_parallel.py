@@ -12,7 +12,7 @@ from srt.config.dummy import dummy_facts
 from srt.config.explain import explain, render_table
 from srt.config.facts import Facts, GpuFacts
 from srt.config.resolve import Resolution, resolve
-from srt.config.rules_parallel import bytes_of_rank, check_divisible
+from srt.config.rules_parallel import bytes_of_rank, check_int4
 from srt.errors import ConfigError
 
 
@@ -77,14 +77,14 @@ def test_ranks_share_threads_and_memory() -> None:
         (
             2,
             {"config": {"intermediate_size": 95}},
-            "an intermediate_size of 95, which 2 ranks cannot divide; allowed: 1",
+            "intermediate_size 95, which 2 ranks cannot divide; allowed: 1",
         ),
         (
             2,
-            {"config": {"n_routed_experts": 64}},
-            "experts .n_routed_experts., which ranks do not divide",
+            {"config": {"num_experts": 5}},
+            "num_experts 5, which 2 ranks cannot divide; allowed: 1$",
         ),
-        (2, {"config": {"kv_lora_rank": 512}}, "latent attention .kv_lora_rank..*; allowed: 1$"),
+        (2, {"architecture": "DeepseekV2ForCausalLM"}, "latents for K and V.*; allowed: 1$"),
         (2, {"format": "script", "architecture": "Script"}, "is a script"),
     ],
 )
@@ -98,12 +98,18 @@ def test_what_does_not_divide_is_refused_with_its_numbers(
 def test_what_cannot_be_had_with_ranks_is_refused() -> None:
     with pytest.raises(ConfigError, match="--deterministic.*allowed with it: 1, 2"):
         decide(4, deterministic=True, native_kernels=True, dtype="bfloat16")
-    with pytest.raises(ConfigError, match="int4 weights.*allowed with them: 1"):
-        check_divisible("int4", 2)
     with pytest.raises(ConfigError, match="--rank-sums direct is for several GPUs"):
         decide(2, rank_sums="direct")
-    check_divisible("int4", 1)
-    check_divisible("int8", 2)
+
+
+def test_int4_weights_are_cut_by_whole_units() -> None:
+    """Heads of 128 inputs in all, groups of 32 in units of 64."""
+    config = {"intermediate_size": 256, "quantization_config": {"group_size": 32}}
+    model = facts_with(config=config).model
+    check_int4(model, 1)
+    check_int4(model, 2)
+    with pytest.raises(ConfigError, match="units of 64 inputs, and heads of 128 give a rank 32"):
+        check_int4(model, 4)
 
 
 def test_every_rank_has_the_embedding() -> None:
