@@ -22,6 +22,7 @@ import torch
 
 from kernels.merge_state import MergeState
 from srt.attention.mla_plan import Chunk, Form, MlaSettings, choose_form, cut_prefixes
+from srt.attention.send import send
 from srt.layers.latent import UpProjection
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
@@ -194,7 +195,7 @@ def _gather(batch: AttentionBatch, lengths: Sequence[int], chunk: Chunk) -> _Gat
     counts = np.array(chunk.counts)
     offsets = np.repeat(np.array(chunk.begins) - (np.cumsum(counts) - counts), counts)
     places = np.stack((np.repeat(np.array(rows_host), counts), np.arange(len(offsets)) + offsets))
-    rows, positions = torch.from_numpy(places).to(batch.page_table.device, non_blocking=True)
+    rows, positions = send(places, batch.page_table.device)
     pages = batch.page_table[rows, positions // batch.page_size].long()
     slots = pages * batch.page_size + positions % batch.page_size
     before = sum(lengths[: chunk.first])
