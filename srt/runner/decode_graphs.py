@@ -29,9 +29,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Recorded:
-    """One batch size. `made`: the logits [size, V] float32 of the last time it was played."""
+    """One batch size. `made`: the logits [size, V] float32 of the last time it was played. The graph
+    knows addresses only, so what it reads and writes is held here."""
 
     batch: AttentionBatch
+    token_ids: torch.Tensor
     play: Callable[[], None]
     made: list[torch.Tensor]
 
@@ -144,4 +146,4 @@ class DecodeGraphs:
             made[:] = [runner.logits(runner.model_forward(token_ids, batch, runner.backend))]
 
         play = self._timeline.capture(work)
-        return Recorded(batch=batch, play=play, made=made)
+        return Recorded(batch=batch, token_ids=token_ids, play=play, made=made)
