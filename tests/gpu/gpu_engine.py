@@ -128,13 +128,18 @@ def replace_struct(work: Work, uid: int, token_ids: list[int], params: SamplingP
     return Work(uid=uid, rid=str(uid), token_ids=token_ids, params=params, text=work.text)
 
 
-def expect_same(found: dict[int, Outcome], wanted: dict[int, Outcome]) -> None:
-    """To the bit: tokens, and the logprobs of their alternatives."""
+def expect_same(
+    found: dict[int, Outcome], wanted: dict[int, Outcome], rounding: float = 0.0
+) -> None:
+    """Tokens to the bit, and the logprobs of their alternatives within `rounding`."""
     assert found.keys() == wanted.keys()
     for uid, outcome in found.items():
-        assert outcome.end.failure is None and wanted[uid].end.failure is None
-        assert outcome.tokens == wanted[uid].tokens, uid
-        assert outcome.logprobs == wanted[uid].logprobs, uid
+        other = wanted[uid]
+        assert outcome.end.failure is None and other.end.failure is None
+        assert outcome.tokens == other.tokens, uid
+        for one, two in zip(outcome.logprobs, other.logprobs, strict=True):
+            for a, b in zip([one.chosen, *one.top], [two.chosen, *two.top], strict=True):
+                assert a.token == b.token and abs(a.logprob - b.logprob) <= rounding, uid
 
 
 def expect_near(

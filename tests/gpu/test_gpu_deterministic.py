@@ -1,4 +1,9 @@
-"""--deterministic: a request's bits are the same whatever else runs, and however its prompt is cut."""
+"""--deterministic: a request's bits are the same whatever else runs, and however its prompt is cut.
+
+Its tokens are compared, and the logprobs of their alternatives: other bits in a logit, which comes of
+values in bfloat16, would move these by 0.001 and more. The sum under a logprob is torch's, which adds
+in an order that depends on the number of rows, and may move them by a few millionths.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,9 @@ import pytest
 from gpu_engine import EAGER, MAX_RUNNING, Built, ask, batch, build, expect_same
 
 from srt.verify.driver import Outcome
+
+
+SUM = 1e-5
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +35,7 @@ def alone(deterministic: Built) -> dict[int, Outcome]:
 
 
 def test_in_company(deterministic: Built, alone: dict[int, Outcome]) -> None:
-    expect_same(deterministic.run(batch()), alone)
+    expect_same(deterministic.run(batch()), alone, SUM)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -37,12 +45,12 @@ def test_while_others_come_and_go(
     others = [ask(100 + n, 5 + 11 * n, answer=2 + n) for n in range(2 * MAX_RUNNING)]
     works = batch()
     found = deterministic.run(others[:5], works[:4], others[5:], works[4:], depth=depth)
-    expect_same({work.uid: found[work.uid] for work in works}, alone)
+    expect_same({work.uid: found[work.uid] for work in works}, alone, SUM)
 
 
 @pytest.mark.parametrize("chunk", [16, 23])
 def test_with_its_prompt_cut(deterministic: Built, alone: dict[int, Outcome], chunk: int) -> None:
-    expect_same(deterministic.run(batch(), chunked_prefill_size=chunk, depth=1), alone)
+    expect_same(deterministic.run(batch(), chunked_prefill_size=chunk, depth=1), alone, SUM)
 
 
 def test_with_its_prompt_cached(deterministic: Built, alone: dict[int, Outcome]) -> None:
@@ -55,9 +63,9 @@ def test_with_its_prompt_cached(deterministic: Built, alone: dict[int, Outcome])
     driver.run(first)
     found = driver.run(batch())
     assert sum(outcome.end.usage.cached_tokens for outcome in found.values()) > 100
-    expect_same(found, alone)
+    expect_same(found, alone, SUM)
 
 
 def test_without_recorded_steps(model: Path, cache: str, alone: dict[int, Outcome]) -> None:
     with build(model, cache, "--deterministic", *EAGER) as eager:
-        expect_same(eager.run(batch()), alone)
+        expect_same(eager.run(batch()), alone, SUM)
