@@ -15,7 +15,6 @@ from gpu_engine import EAGER, MAX_RUNNING, Built, ask, batch, build, expect_same
 
 from srt.verify.driver import Outcome
 
-
 SUM = 1e-5
 
 
