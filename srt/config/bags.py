@@ -137,6 +137,7 @@ class ExecBag(Bag):
     namespace = "exec"
     native_kernels: bool
     deterministic: bool
+    moe_force_even_routing: bool  # only ever with weights of noise
     num_threads: int
 
 

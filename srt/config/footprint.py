@@ -6,7 +6,8 @@ Activations. A step of T tokens has at its peak, in bytes of the compute type (b
 
 the residual and its norm (2 H), and the larger of two moments: in attention the projected q, k and v,
 q rotated, what attention gives back (3 Q + 2 KV together) and its projection (H); in the MLP gate and up
-(2 I), their product (I) and its projection (H). Layers come one after the other, so it is one layer's.
+(2 I), their product (I) and its projection (H); with experts, for each that a token has its product (I)
+and projection (H), and their sum (H). Layers come one after the other, so it is one layer's.
 Behind the last one R rows have logits of V each: once as computed (b), three times in float32 while they
 are sampled, and the counts of penalties (4 bytes). T is bounded by `max_step_tokens`, R by
 `max_running`.
@@ -21,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from srt.config.experts import expert_inner, experts_per_token, num_experts
 from srt.config.facts import ModelFacts
 from srt.config.latent import expanded_bytes, is_latent
 
@@ -82,6 +84,9 @@ def activation_bytes(model: ModelFacts, dtype: str, *, tokens: int, rows: int) -
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     inner = int(model.config.get("intermediate_size") or 4 * hidden)
     moment = max(3 * queries + 2 * keys + hidden, 3 * inner + hidden)
+    if num_experts(model.config):
+        each = experts_per_token(model.config) * (expert_inner(model.config) + hidden)
+        moment = max(moment, each + hidden)
     return tokens * item * (2 * hidden + moment) + rows * model.vocab_size * (item + 4 * FLOAT)
 
 

@@ -12,6 +12,7 @@ from srt.config.checkpoint_keys import (
     read_json_object,
     read_token_ids,
 )
+from srt.config.experts import mlp_parameters
 from srt.config.facts import ModelFacts
 from srt.config.latent import is_latent, parameter_count, query_dim
 from srt.config.safetensors_header import count_parameters, main_dtype, stored_bytes
@@ -106,6 +107,6 @@ def _estimate(path: Path, config: dict[str, Any], q_size: int) -> int:
         return embeddings + parameter_count(config)
     kv_size = q_size // heads * read_count(path, config, "num_key_value_heads", heads)
     attention = hidden * (2 * q_size + 2 * kv_size)
-    mlp = 3 * hidden * read_count(path, config, "intermediate_size")
-    layers = read_count(path, config, "num_hidden_layers")
-    return layers * (attention + mlp) + embeddings
+    for key in ("intermediate_size", "num_hidden_layers"):
+        read_count(path, config, key)
+    return int(config["num_hidden_layers"]) * attention + mlp_parameters(config) + embeddings

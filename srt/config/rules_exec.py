@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
+from srt.config.experts import num_experts
 from srt.config.facts import Facts, MachineFacts
 from srt.config.rules_attention import decide_half, place_of
 from srt.config.rules_model import ModelPlan
@@ -23,6 +24,7 @@ def decide_exec(
     )
     native = _decide_native(args, facts.machine, plan, decisions)
     _decide_determinism(args, plan, native, decisions)
+    _decide_routing(args, facts, plan, decisions)
     place = place_of(
         facts.model,
         facts.machine,
@@ -76,6 +78,21 @@ def _decide_determinism(
         "Triton kernels of fixed tiles" if plan.gpu is not None else "native kernels are so already"
     )
     decisions.decide("deterministic", True, f"{reason}; {how}", source=source)
+
+
+def _decide_routing(args: ServerArgs, facts: Facts, plan: ModelPlan, decisions: Decisions) -> None:
+    """Raises ConfigError if experts would be forced upon tokens whose answers somebody may read."""
+    flag = "--moe-force-even-routing"
+    if args.moe_force_even_routing and plan.load_format != "dummy":
+        raise ConfigError(
+            f"{flag} was asked for, but the weights are real and answers would be nonsense; allowed "
+            "with --load-format dummy only, for measuring"
+        )
+    if args.moe_force_even_routing and not num_experts(facts.model.config):
+        raise ConfigError(
+            f"{flag} was asked for, but {facts.model.name} has no experts; leave it out"
+        )
+    decisions.default("moe_force_even_routing")
 
 
 def _native_lack(plan: ModelPlan) -> str | None:

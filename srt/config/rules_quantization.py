@@ -12,6 +12,7 @@ from typing import Any
 
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
+from srt.config.experts import num_experts
 from srt.config.facts import GpuFacts, ModelFacts
 from srt.errors import ConfigError
 
@@ -31,6 +32,7 @@ def decide_quantization(
     not known, and for a wish that this checkpoint or this device cannot meet."""
     asked = args.quantization
     stored, reason = stored_method(model)
+    _check_experts(model, stored or asked)
     if asked is not None and load_format == "script" and asked != "none":
         raise ConfigError(
             f"--quantization {asked} was asked for, but {model.name} is a script and has no "
@@ -55,6 +57,15 @@ def decide_quantization(
     if wish is not None:
         check_quantization(f"--quantization {wish} was asked for", wish, gpu)
     return decisions.take("quantization", wish)
+
+
+def _check_experts(model: ModelFacts, method: str | None) -> None:
+    """Raises ConfigError for a method that the experts' kernels do not read."""
+    if num_experts(model.config) and method in ("int8", "int4"):
+        raise ConfigError(
+            f"quantization {method}: {model.name} has experts, which are not kept so; allowed: none, or "
+            "on a GPU --quantization fp8"
+        )
 
 
 def check_quantization(what: str, method: str, gpu: GpuFacts | None) -> None:

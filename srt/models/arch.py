@@ -58,6 +58,12 @@ class Arch:
         """Numbers that a token leaves in the KV cache, over all layers."""
         return self.num_layers * (2 * self.kv_size if self.latent is None else self.latent.width)
 
+    def with_forced_routing(self) -> Arch:
+        """For measuring: tokens get experts in turn."""
+        assert self.moe is not None
+        routing = replace(self.moe.routing, forced_even=True)
+        return replace(self, moe=replace(self.moe, routing=routing))
+
     def share(self, size: int) -> Arch:
         """What one of `size` ranks computes: its heads, and its part of the MLP."""
         return replace(

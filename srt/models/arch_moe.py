@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from srt.config.experts import sparse_layers
 from srt.config.facts import ModelFacts
 from srt.errors import ConfigError
 from srt.layers.moe import MoeArch, Routing
@@ -28,13 +29,13 @@ def read_moe(facts: ModelFacts) -> MoeArch | None:
         case "Qwen3MoeForCausalLM":
             return MoeArch(
                 routing=Routing(
-                    num_experts=_num_experts(config, name),
+                    num_experts=need(config, _key_of(config), name),
                     top_k=need(config, "num_experts_per_tok", name),
                     renormalize=bool(config.get("norm_topk_prob", False)),
                 ),
                 inner=need(config, "moe_intermediate_size", name),
                 shared_inner=0,
-                layers=_sparse_layers(config, num_layers),
+                layers=sparse_layers(config, num_layers),
             )
         case "DeepseekV2ForCausalLM":
             routing = _route_v2(config, name)
@@ -52,16 +53,9 @@ def read_moe(facts: ModelFacts) -> MoeArch | None:
     )
 
 
-def _num_experts(config: dict[str, Any], name: str) -> int:
+def _key_of(config: dict[str, Any]) -> str:
     """Newer files call it as Mixtral does."""
-    key = "num_experts" if "num_experts" in config else "num_local_experts"
-    return need(config, key, name)
-
-
-def _sparse_layers(config: dict[str, Any], num_layers: int) -> frozenset[int]:
-    """Every `decoder_sparse_step`th layer, counted from one, without those that are listed."""
-    step, dense = int(config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers") or ()
-    return frozenset(i for i in range(num_layers) if i not in dense and (i + 1) % step == 0)
+    return "num_experts" if "num_experts" in config else "num_local_experts"
 
 
 def _route_v2(config: dict[str, Any], name: str) -> Routing:

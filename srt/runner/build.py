@@ -158,7 +158,13 @@ def _load_target(
             "it keeps; set --load-format before the start"
         )
     runner = ModelRunner(
-        spec, model, ops=ops, device=_device_of(group), seed=get_device().seed, group=group
+        spec,
+        model,
+        ops=ops,
+        device=_device_of(group),
+        seed=get_device().seed,
+        group=group,
+        forced_even=get_exec().moe_force_even_routing,
     )
     run(lambda: runner.load(show))
     maybe_disable_chunked_prefix_cache(

@@ -82,11 +82,12 @@ class ModelRunner:
         network: DraftFamily | None = None,
         lent: Lent | None = None,
         group: Group = ALONE,
+        forced_even: bool = False,
     ) -> None:
         """`draft_attention_backend`: what the algorithm of a draft asks for; a target ignores it.
         `network` and `lent`: a draft that is no model of its own, and what the target lends it. `group`:
-        whose ranks have a share of the model each. Raises ConfigError for a model, type or backend that
-        cannot run here."""
+        whose ranks have a share of the model each. `forced_even`: see `kernels.moe.Routing`. Raises
+        ConfigError for a model, type or backend that cannot run here."""
         self.spec = spec
         self.role = spec.role
         self.context_length = spec.context_length
@@ -102,7 +103,8 @@ class ModelRunner:
         # On a CPU it is settled by which kernels are chosen.
         self.deterministic = device.type == "cuda" and get_exec().deterministic
         self.group = group
-        self._whole = read_arch(facts)
+        whole = read_arch(facts)
+        self._whole = whole.with_forced_routing() if forced_even else whole
         self.arch = self._whole.share(group.size)
         self.draft_attention_backend = resolve_draft_attention_backend(
             spec, draft_attention_backend
