@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
+from srt.config.experts import KEYS as EXPERT_KEYS
 from srt.config.facts import Facts, ModelFacts
 from srt.config.latent import is_latent
 from srt.errors import ConfigError
 
 FLAG = "--tensor-parallel-size"
-EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")  # of config.json
 
 
 def decide_parallel(args: ServerArgs, facts: Facts, is_gpu: bool, decisions: Decisions) -> None:
