@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from kernels.launch import Launcher, next_power_of_two
-from kernels.mla_attention.triton_kernel import attend, fold
+from kernels.mla_attention.triton_join import fold
+from kernels.mla_attention.triton_kernel import attend
 from kernels.paged_attention.tiles import cut_tiles
 
 LOG2_E = 1.4426950408889634
@@ -112,8 +113,11 @@ class LatentAttention:
         plane: torch.Tensor,
         out: torch.Tensor,
         scale: float,
-    ) -> None:
-        """See `kernels.mla_attention.attend_latents`; `out` is contiguous."""
+        *,
+        folds: bool = True,
+    ) -> torch.Tensor | None:
+        """See `kernels.mla_attention.attend_latents`; `out` is contiguous. Unless it `folds`, what it
+        returns are the parts, which are then to be joined, or None: they are joined."""
         tokens, heads, rank = q_latent.shape
         assert q.stride(2) == q_latent.stride(2) == 1
         assert q.stride(1) == q.shape[2] and q_latent.stride(1) == rank
@@ -152,7 +156,7 @@ class LatentAttention:
             num_warps=shape.warps,
             num_stages=shape.stages,
         )
-        if parts is not None:
+        if parts is not None and folds:
             columns = min(FOLD_COLUMNS, rank)
             self._fold(
                 (tokens * heads, rank // columns, 1),
@@ -161,6 +165,8 @@ class LatentAttention:
                 (heads, rank, shape.block, shape.least, columns, FOLD_AT_ONCE, is_listed),
                 num_warps=4,
             )
+            return None
+        return parts
 
 
 def attend_latents(

@@ -17,6 +17,7 @@ from kernels.mla_attention.triton import (
     extend_shape,
     fixed_shape,
 )
+from kernels.mla_attention.triton_few import MOST_TOKENS, FewTokens
 from kernels.mla_attention.triton_spans import SpanAttention, cut_spans
 from srt.attention.mla import Spans
 from srt.layers.latent import UpProjection
@@ -37,6 +38,8 @@ class TritonMla:
         self._tiles: dict[Spans, torch.Tensor] = {}  # of this step
         self._latents: LatentAttention | None = None
         self._works: list[tuple[slice, Work]] = []
+        self._few = FewTokens()
+        self._is_few = False
 
     def plan(self, batch: AttentionBatch) -> None:
         assert batch.bases is None, "the capability table says so"
@@ -57,6 +60,12 @@ class TritonMla:
             work = self._work(batch, len(tiles), shape, tiles, ends)
             self._works.append((slice(count, count + len(ends)), work))
 
+        self._is_few = (
+            not self._deterministic
+            and len(self._works) == 1
+            and sum(batch.lengths_host) <= MOST_TOKENS
+        )
+
     def capture(self, batch: AttentionBatch) -> None:
         assert batch.num_decode == len(batch.rows_host), "nothing but decodes is recorded"
         self.plan(batch)
@@ -72,13 +81,36 @@ class TritonMla:
         self, q: torch.Tensor, layer: int, pool: KVPool, up: UpProjection, scale: float
     ) -> torch.Tensor:
         assert self._latents is not None, "absorbed before plan"
-        q_latent, plane = up.absorb(q), pool.keys(layer)
+        plane = pool.keys(layer)
+        if self._is_few:
+            return self._absorbed_few(q, plane, up, scale)
+        q_latent = up.absorb(q)
         sums = torch.empty_like(q_latent)
         for at, work in self._works:
             self._latents.run(work, q_latent[at], q[at], plane, sums[at], scale)
         out = q.new_empty(*q.shape[:2], up.arch.value)
         up.release(sums, out)
         return out
+
+    def _absorbed_few(
+        self, q: torch.Tensor, plane: torch.Tensor, up: UpProjection, scale: float
+    ) -> torch.Tensor:
+        """Of one launch's few tokens: parts are joined where they are used."""
+        assert self._latents is not None
+        [(_, work)] = self._works
+        q_latent = self._few.absorb(q, up.keys)
+        sums = torch.empty_like(q_latent)
+        parts = self._latents.run(work, q_latent, q, plane, sums, scale, folds=False)
+        return self._few.release(
+            sums,
+            parts,
+            work.starts if work.ends is None else work.ends,
+            up.values,
+            work.splits,
+            work.shape.block,
+            work.shape.least,
+            work.tiles is not None,
+        )
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: Spans, scale: float

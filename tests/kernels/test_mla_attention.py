@@ -10,7 +10,7 @@ import torch
 from kernels.latent_write import write_latent
 from kernels.mla_attention import attend_latents, attend_spans
 from srt.layers.latent import LatentArch
-from tests.latent_batches import LatentBatch
+from tests.latent_batches import LatentBatch, literal
 from tests.triton_loops import mend_loop_bounds
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -129,3 +129,56 @@ def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(ValueError, match="as many keys as queries"):
         attend_spans(q, q, q, (2,), (2,), True, 1.0)
         attend_spans(q, q[:1], q[:1], (2,), (1,), True, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "may_expand", "form"),
+    [(24, True, "chunked"), (4096, True, "one-shot"), (24, False, "absorbed")],
+)
+def test_every_form_through_the_backend(chunk: int, may_expand: bool, form: str) -> None:
+    from kernels.merge_state import select
+    from srt.attention.mla import MlaAttention
+    from srt.attention.mla_plan import MlaSettings
+    from srt.attention.mla_triton import TritonMla
+
+    prefixes = (0, 1, 23, 24, 77)
+    case = LatentBatch(
+        starts=(5, 60, *prefixes),
+        lengths=(1, 1, *[100] * len(prefixes)),
+        decodes=2,
+        latent=SMALL,
+        heads=4,
+        page=16,
+        dtype=torch.bfloat16,
+        device=DEVICE,
+    )
+    core = TritonMla(4)
+    settings = MlaSettings(chunk_tokens=chunk, may_expand=may_expand)
+    attention = MlaAttention(core, core, select("triton"), [case.up], settings)
+    attention.plan(case.batch)
+    out = attention.forward(case.q, 0, case.pool, scale=SMALL.scale, window=None)
+    assert attention.form == form
+    torch.testing.assert_close(out.float(), literal(case), rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize(("starts", "heads"), [((5, 900, 0), 6), ((300,) * 12, 4)])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_decodes_through_the_backend(
+    starts: tuple[int, ...], heads: int, deterministic: bool
+) -> None:
+    from srt.attention.mla_triton import TritonMla
+
+    case = LatentBatch(
+        starts=starts,
+        lengths=(1,) * len(starts),
+        decodes=len(starts),
+        latent=SMALL,
+        heads=heads,
+        page=16,
+        dtype=torch.bfloat16,
+        device=DEVICE,
+    )
+    core = TritonMla(heads, deterministic=deterministic)
+    core.plan(case.batch)
+    out = core.absorbed(case.q, 0, case.pool, case.up, SMALL.scale)
+    torch.testing.assert_close(out.float(), literal(case), rtol=3e-2, atol=3e-2)
