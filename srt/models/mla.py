@@ -4,8 +4,8 @@ experts."""
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
+from kernels.linear import AddingLinear, FusedLinear
 from kernels.ops import Ops
 from srt.layers.latent import UpProjection
 from srt.layers.parameters import Parameter, Weights, linear, norm, tensor
@@ -35,6 +35,12 @@ class LatentLayer:
         self.input_norm = weights.tensors[f"{name}.input_norm"]
         self.mlp_norm = weights.tensors[f"{name}.mlp_norm"]
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether its linears can take in what stands before and behind them."""
+        attention = isinstance(self.inputs, FusedLinear) and isinstance(self.out, AddingLinear)
+        return self.mlp.is_fused and attention
+
 
 class LatentDecoder:
     """See `srt.models.blocks.CausalModel` for the contract. `ups`: of every layer, for the attention."""
@@ -54,6 +60,7 @@ class LatentDecoder:
         ]
         norms = [layer.input_norm for layer in self.layers]
         self.norms = [*norms, weights.tensors["norm"]]
+        self.is_fused = all(layer.is_fused for layer in self.layers)
 
     def forward(
         self,
@@ -65,16 +72,16 @@ class LatentDecoder:
         taps: Taps | None = None,
     ) -> torch.Tensor:
         arch, ops, eps = self.arch, self.ops, self.arch.norm_eps
-        residual = F.embedding(token_ids, self.embedding)
+        residual = ops.embed(token_ids, self.embedding)
+        if self.is_fused:
+            return self._forward_fused(residual, batch, pool, attention, keep, taps)
         x = ops.rms_norm(residual, self.norms[0], eps)
         last = arch.num_layers - 1
         early = last if taps is None or arch.num_layers not in taps.layers else -1
         for index, layer in enumerate(self.layers):
             if taps is not None:
                 taps.take(index, residual)
-            q = self._project(layer, x, batch, pool.keys(index))
-            x = attention.forward(q, index, pool, scale=self.latent.scale, window=None)
-            x = x.view(len(x), -1)
+            x = self._attend(layer.inputs(x), index, batch, pool, attention)
             if index == early and keep is not None:  # nothing below mixes tokens any more
                 x, residual = x[keep], residual[keep]
             x, residual = ops.add_rms_norm(layer.out(x), residual, layer.mlp_norm, eps)
@@ -83,12 +90,44 @@ class LatentDecoder:
             taps.take(arch.num_layers, x)
         return x if early == last or keep is None else x[keep]
 
-    def _project(
-        self, layer: LatentLayer, x: torch.Tensor, batch: AttentionBatch, plane: torch.Tensor
+    def _forward_fused(
+        self,
+        stream: torch.Tensor,
+        batch: AttentionBatch,
+        pool: KVPool,
+        attention: Attention,
+        keep: torch.Tensor | None,
+        taps: Taps | None,
     ) -> torch.Tensor:
-        """Queries [T, heads, nope + rope], rotated; the tokens' latents are in the pool."""
-        arch, latent = self.arch, self.latent
-        made = layer.inputs(x)
+        """The same, with norms and sums inside the linears. `stream` is written."""
+        arch, eps = self.arch, self.arch.norm_eps
+        last = arch.num_layers - 1
+        early = last if taps is None or arch.num_layers not in taps.layers else -1
+        for index, layer in enumerate(self.layers):
+            if taps is not None:
+                taps.take(index, stream)
+            assert isinstance(layer.inputs, FusedLinear) and isinstance(layer.out, AddingLinear)
+            made = layer.inputs.normed(stream, layer.input_norm, eps)
+            x = self._attend(made, index, batch, pool, attention)
+            if index == early and keep is not None:
+                x, stream = x[keep], stream[keep]
+            stream = layer.out.added(x, stream)
+            stream = layer.mlp.add_normed(stream, layer.mlp_norm, eps)
+        x = self.ops.rms_norm(stream, self.norms[-1], eps)
+        if taps is not None:
+            taps.take(arch.num_layers, x)
+        return x if early == last or keep is None else x[keep]
+
+    def _attend(
+        self,
+        made: torch.Tensor,
+        index: int,
+        batch: AttentionBatch,
+        pool: KVPool,
+        attention: Attention,
+    ) -> torch.Tensor:
+        """made [T, q and latent] -> [T, heads * value]; the tokens' latents are in the pool then."""
+        layer, arch, latent = self.layers[index], self.arch, self.latent
         q, latents = made[:, : -latent.width], made[:, -latent.width :]
         if layer.q_up is not None:
             assert layer.q_norm is not None
@@ -101,11 +140,12 @@ class LatentDecoder:
             batch.positions,
             self.cos_sin,
             batch.slots,
-            plane,
+            pool.keys(index),
             NORM_EPS,
             latent.interleaved,
         )
-        return heads
+        out = attention.forward(heads, index, pool, scale=latent.scale, window=None)
+        return out.view(len(out), -1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden)

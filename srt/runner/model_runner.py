@@ -376,7 +376,7 @@ class ModelRunner:
             self.ops.pack_linear,
             quantization=None if is_stored else quantization_of(name, self.quantization),
             out_dtype=torch.float32 if name == "head" or name.endswith(".router") else None,
-            gated=self.device.type == "cuda" and name.endswith(".gate_up"),
+            gated=self.ops.implementation == "triton" and name.endswith(".gate_up"),
             invariant=self.deterministic,
         )
         return pack_share(name, weight, bias, pack, self.group, self.arch.vocab_size)

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are defined
 
-from kernels.ops import select
+from kernels.ops import Ops, select
 from srt.attention.select import BackendPair
 from srt.config.context import get_context
 from srt.config.facts import ModelFacts
@@ -74,10 +74,10 @@ def around(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def make_worker(
-    monkeypatch: pytest.MonkeyPatch, backend: str, sizes: tuple[int, ...], prefills: tuple[int, ...]
+    backend: str, sizes: tuple[int, ...], prefills: tuple[int, ...], ops: Ops | None = None
 ) -> DeviceWorker:
     spec = make_spec(FACTS, load_format="dummy", dtype="bfloat16", kv_cache_dtype="bfloat16")
-    runner = ModelRunner(spec, FACTS, ops=select("reference"), device=CPU, seed=0)
+    runner = ModelRunner(spec, FACTS, ops=ops or select("reference"), device=CPU, seed=0)
     runner.load()
     runner.allocate(num_pages=1 + PAGES * ROWS, page_size=PAGE, max_rows=ROWS)
     runner.attention_pair = BackendPair(prefill=backend, decode=backend)
@@ -149,9 +149,15 @@ def answers(worker: DeviceWorker) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("sizes", "prefills"), [((), ()), ((1, 4), (32, 64))], ids=["eager", "graphs"]
 )
-def test_answers_are_the_references(
-    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], prefills: tuple[int, ...]
-) -> None:
-    expected = answers(make_worker(monkeypatch, "sdpa", (), ()))
-    worker = make_worker(monkeypatch, "triton", sizes, prefills)
+def test_answers_are_the_references(sizes: tuple[int, ...], prefills: tuple[int, ...]) -> None:
+    expected = answers(make_worker("sdpa", (), ()))
+    worker = make_worker("triton", sizes, prefills)
+    assert answers(worker) == expected
+
+
+def test_norms_and_sums_inside_the_linears() -> None:
+    """All kernels are those of a GPU."""
+    expected = answers(make_worker("sdpa", (), ()))
+    worker = make_worker("triton", (1, 4), (), select("triton"))
+    assert worker.runner._model.is_fused
     assert answers(worker) == expected
