@@ -65,6 +65,11 @@ class FusedLinear(AddingLinear, Protocol):
     """What the linears of implementation "triton" also do, in the same launch while tokens are few. The
     results are those of the ops one after the other, up to the rounding of what no longer is stored."""
 
+    def pays(self, num_tokens: int) -> bool:
+        """Whether the fused forms cost so many tokens less than separate ones. Where nothing may depend
+        on the number of tokens, it says the same for all."""
+        ...
+
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float, /) -> torch.Tensor:
         """self(rms_norm(x, weight, eps)). x: [T, K]; weight: [K]."""
         ...

@@ -36,6 +36,10 @@ class Fp8Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._run(x, None, None)
 
+    def pays(self, num_tokens: int) -> bool:
+        """Norms and sums ride on the passes that a quantized product takes anyway."""
+        return True
+
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return self._run(x, (weight, eps), None)
 

@@ -54,6 +54,10 @@ class PlainLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._run(x, Extras(gated=self._gated))
 
+    def pays(self, num_tokens: int) -> bool:
+        """A library's product is slowed by a residual more than a sum of its own takes."""
+        return self._plans.find(num_tokens) is not None
+
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if isinstance(self._plans.find(x.shape[0]), plans.StreamPlan):
             return self._run(x, Extras(norm=(weight, eps), gated=self._gated))

@@ -98,7 +98,7 @@ class DenseStack:
         taps: Taps | None = None,
     ) -> torch.Tensor:
         """residual [T, H], what enters the first layer; the rest as in `CausalModel.forward`."""
-        if self.is_fused:
+        if self.is_fused and self._pays(len(residual)):
             return self._forward_fused(residual, batch, pool, attention, keep, taps)
         arch, ops, eps, norms = self.arch, self.ops, self.arch.norm_eps, self.norms
         first = norms[0]
@@ -120,6 +120,10 @@ class DenseStack:
         if taps is not None:
             taps.take(arch.num_layers, x)
         return x if early == last or keep is None else x[keep]
+
+    def _pays(self, num_tokens: int) -> bool:
+        qkv = self.layers[0].qkv
+        return isinstance(qkv, FusedLinear) and qkv.pays(num_tokens)
 
     def _forward_fused(
         self,

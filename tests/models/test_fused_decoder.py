@@ -30,7 +30,7 @@ def load(arch: Arch, implementation: str) -> Weights:
     return fill(
         parameters,
         dummy_tensors(parameters, seed=3),
-        dtype=torch.float32,
+        dtype=torch.float16,
         device=torch.device("cpu"),
         pack=lambda name, weight, bias: ops.pack_linear(
             weight, bias, gated=implementation == "triton" and name.endswith(".gate_up")
@@ -62,7 +62,7 @@ def run(
         num_layers=arch.num_layers,
         num_kv_heads=arch.num_kv_heads,
         head_dim=arch.head_dim,
-        dtype=torch.float32,
+        dtype=torch.float16,
         device=torch.device("cpu"),
     )
     attention = SdpaAttention()
@@ -82,11 +82,12 @@ def test_fused_equals_separate(layers: tuple[int, ...], keeps: bool) -> None:
     for implementation in ("triton", "torch"):
         decoder = DenseDecoder(arch, load(arch, implementation), ops, cos_sin)
         assert decoder.stack.is_fused == (implementation == "triton")
+        assert decoder.stack._pays(TOKENS) == (implementation == "triton")
         taps = Taps(layers=layers) if layers else None
         hidden = run(decoder, arch, keep, taps)
         found.append((hidden, [] if taps is None else taps.taken))
     (one, tapped), (other, wanted) = found
-    torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
     assert len(tapped) == len(wanted) == len(layers)
     for a, b in zip(tapped, wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
