@@ -39,7 +39,7 @@ VALUES = {  # calls whose results nobody can change, or nobody does: Python's, o
     "MappingProxyType", "TypeVar", "Path", "compile", "frozenset", "getLogger", "tuple", "range",
     "constexpr",
     "Struct", "bytes", "join", "getincrementaldecoder", "Encoder", "Decoder",
-    "SamplingParams", "Limit", "Refusal", "_Split", "Sizes", "_rows", "Alone",
+    "SamplingParams", "LatentArch", "Limit", "Refusal", "_Split", "Sizes", "_rows", "Alone",
     "Plan", "FewPlan", "TilePlan",
     "boolean", "integer", "number", "_signed", "_split", "_byte_alphabet",
 }  # fmt: skip

@@ -61,7 +61,9 @@ def build_draft_tp_worker(
     assert runner.context_length == target.context_length, "a draft works at the target's positions"
     with load_scope(runner):
         load(runner)
-    maybe_disable_chunked_prefix_cache(use_mla_backend=False, is_draft_worker=True)
+    maybe_disable_chunked_prefix_cache(
+        use_mla_backend=runner.arch.latent is not None, is_draft_worker=True
+    )
     return runner
 
 

@@ -11,7 +11,7 @@ from srt.attention.mla_plan import MlaSettings
 from srt.attention.mla_select import build_mla_backend
 from srt.attention.select import BackendPair
 from srt.cache.pools import LatentPool, PagedKVPool
-from srt.config.context import get_schedule
+from srt.config.context import get_context, get_schedule
 from srt.config.runner_spec import RunnerSpec
 from srt.layers.latent import UpProjection
 from srt.models.arch import Arch
@@ -45,13 +45,13 @@ def build_pool(
 def mla_backend(
     pair: BackendPair, ups: Sequence[UpProjection], spec: RunnerSpec, *, deterministic: bool
 ) -> MlaAttention:
-    """Reads the schedule's bag once, after the load-time gate has written it. The bag is the target's
-    business: a draft does not look."""
-    schedule = get_schedule()
-    is_target = spec.role == "target"
+    """Reads the schedule's bag once, after the load-time gate has written it; a later write is an error.
+    Whether prefixes are expanded is the target's business: a draft does not look."""
+    with get_context().building(f"{spec.label} attention"):
+        schedule = get_schedule()
+        chunk_tokens = schedule.max_prefix_chunk_tokens
+        may_expand = spec.role == "target" and not schedule.disable_chunked_prefix_cache
     settings = MlaSettings(
-        chunk_tokens=schedule.max_prefix_chunk_tokens,
-        may_expand=is_target and not schedule.disable_chunked_prefix_cache,
-        deterministic=deterministic,
+        chunk_tokens=chunk_tokens, may_expand=may_expand, deterministic=deterministic
     )
     return build_mla_backend(pair, ups, settings)
