@@ -40,7 +40,7 @@ VALUES = {  # calls whose results nobody can change, or nobody does: Python's, o
     "constexpr",
     "Struct", "bytes", "join", "getincrementaldecoder", "Encoder", "Decoder",
     "SamplingParams", "LatentArch", "Limit", "Refusal", "_Split", "Sizes", "_rows", "Alone",
-    "Plan", "FewPlan", "TilePlan",
+    "Plan", "FewPlan", "TilePlan", "FetchPlan",
     "boolean", "integer", "number", "_signed", "_split", "_byte_alphabet",
 }  # fmt: skip
 MODULE_STATE = {

@@ -29,12 +29,26 @@ class TilePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """For `large.multiply_tiles`. `registers`: most of a thread; 0: as many as there are."""
+
+    rows: int
+    block: int
+    stages: int
+    warps: int
+    registers: int = 0
+
+
+GroupPlan = TilePlan | FetchPlan
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """`tile`: entries that share a tile; 0: the kernels of few tokens."""
 
     tile: int
-    gate_up: FewPlan | TilePlan
-    down: FewPlan | TilePlan
+    gate_up: FewPlan | GroupPlan
+    down: FewPlan | GroupPlan
 
 
 FEW_ENTRIES = 64  # tokens times experts of each
@@ -43,11 +57,15 @@ SMALL = Plan(16, TilePlan(64, 128, 4, 4, swap=True), TilePlan(64, 128, 4, 4, swa
 MIDDLE = Plan(32, TilePlan(128, 128, 3, 4, swap=True), TilePlan(128, 128, 3, 4, swap=True))
 LARGE = Plan(64, TilePlan(128, 64, 4, 4), TilePlan(128, 64, 4, 4))
 LARGEST = Plan(128, TilePlan(256, 64, 3, 8), TilePlan(128, 64, 3, 8))
+FETCHED = Plan(128, FetchPlan(256, 64, 4, 8), FetchPlan(128, 64, 4, 8))  # of weights as they are
 INVARIANT = LARGE  # a token's bits must not depend on how many there are
 
 
-def find_plan(num_entries: int, num_experts: int, *, invariant: bool) -> Plan:
-    """`num_entries`: tokens times the experts of each; `num_experts`: that they are spread over."""
+def find_plan(
+    num_entries: int, num_experts: int, *, invariant: bool = False, can_fetch: bool = False
+) -> Plan:
+    """`num_entries`: tokens times the experts of each; `num_experts`: that they are spread over.
+    `can_fetch`: `large.multiply_tiles` can be used."""
     if invariant:
         return INVARIANT
     if num_entries <= FEW_ENTRIES:
@@ -57,7 +75,9 @@ def find_plan(num_entries: int, num_experts: int, *, invariant: bool) -> Plan:
         return SMALL
     if each <= 24:
         return MIDDLE
-    return LARGE if each <= 96 else LARGEST
+    if each <= 96:
+        return LARGE
+    return FETCHED if can_fetch else LARGEST
 
 
 def fit(plan: FewPlan, size: int) -> FewPlan:

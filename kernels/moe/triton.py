@@ -6,17 +6,20 @@ tokens alone, so a step can be recorded.
 from __future__ import annotations
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.launch import Launcher, next_power_of_two
+from kernels.launch import Launcher, next_power_of_two, pdl_supported
 from kernels.linear.gate import pair_rows
 from kernels.moe import MoeOps
 from kernels.moe.choose import choose_experts, sort_entries
 from kernels.moe.few import down_few, gate_few
 from kernels.moe.grouped import add_entries, multiply_blocks
-from kernels.moe.plans import FewPlan, Plan, TilePlan, find_plan, fit
+from kernels.moe.large import multiply_tiles
+from kernels.moe.plans import FetchPlan, FewPlan, GroupPlan, Plan, find_plan, fit
 from kernels.moe.routing import Routing
 from kernels.moe.stacked import Stacked
 
+FETCHED_COLUMNS = 64  # of 16 bits, that the copy engine takes at once
 CHUNK = 2048  # entries that are looked at together
 ADDED = 1024  # columns that are
 
@@ -76,6 +79,7 @@ class GroupedExperts:
                 pair_in_place(held, order)
         self._gate_up, self._down, self._first = gate_up, down, first
         self._kernels, self._invariant = kernels, invariant
+        self._can_fetch = all(can_fetch(stacked.values) for stacked in (gate_up, down))
         self.bytes = gate_up.bytes + down.bytes
 
     def __call__(
@@ -85,7 +89,12 @@ class GroupedExperts:
         experts: torch.Tensor,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        plan = find_plan(experts.numel(), self._gate_up.values.shape[0], invariant=self._invariant)
+        plan = find_plan(
+            experts.numel(),
+            self._gate_up.values.shape[0],
+            invariant=self._invariant,
+            can_fetch=self._can_fetch,
+        )
         return self.run(x, weights, experts, residual, plan)
 
     def run(
@@ -104,7 +113,7 @@ class GroupedExperts:
         if isinstance(gate_up, FewPlan) and isinstance(down, FewPlan):
             self._run_few(x, weights, experts, residual, out, gate_up, down)
         else:
-            assert isinstance(gate_up, TilePlan) and isinstance(down, TilePlan)
+            assert not isinstance(gate_up, FewPlan) and not isinstance(down, FewPlan)
             self._run_tiles(x, weights, experts, residual, out, plan.tile, gate_up, down)
         return out
 
@@ -150,8 +159,8 @@ class GroupedExperts:
         residual: torch.Tensor | None,
         out: torch.Tensor,
         tile: int,
-        gate_plan: TilePlan,
-        down_plan: TilePlan,
+        gate_plan: GroupPlan,
+        down_plan: GroupPlan,
     ) -> None:
         tokens, top = experts.shape
         count, both, hidden = self._gate_up.values.shape
@@ -187,8 +196,11 @@ class GroupedExperts:
         out: torch.Tensor,
         top: int,
         tile: int,
-        plan: TilePlan,
+        plan: GroupPlan,
     ) -> None:
+        if isinstance(plan, FetchPlan):
+            fetch_and_multiply(x, stacked.values, order, blocks, factors, out, top, tile, plan)
+            return
         _, rows, size = stacked.values.shape
         shape = (tile, plan.rows, plan.block, plan.stages, plan.swap)
         self._kernels.multiply(
@@ -204,3 +216,49 @@ def pair_in_place(held: torch.Tensor, order: torch.Tensor) -> None:
     """Rows of every expert, [E, N, ...], in this order; an expert at a time, as memory is dear."""
     for expert in held:
         expert.copy_(expert[order])
+
+
+def can_fetch(values: torch.Tensor) -> bool:
+    """Whether the copy engine takes tiles of these weights."""
+    is_narrow = values.dtype in (torch.bfloat16, torch.float16)
+    is_known = not values.is_cuda or pdl_supported(values.device)
+    return is_narrow and is_known and values.shape[2] % FETCHED_COLUMNS == 0
+
+
+def fetch_and_multiply(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    order: torch.Tensor,
+    blocks: torch.Tensor,
+    factors: torch.Tensor | None,
+    out: torch.Tensor,
+    top: int,
+    tile: int,
+    plan: FetchPlan,
+) -> None:
+    """Its kernel waits for the end of the one before as any does: what it saves is not a launch."""
+    rows, size = values.shape[1:]
+    weights = TensorDescriptor.from_tensor(values.flatten(0, 1), [plan.rows, plan.block])
+    tiles = None
+    if factors is not None:
+        tiles = TensorDescriptor.from_tensor(x, [tile, plan.block])
+    multiply_tiles[(-(-rows // plan.rows), blocks.shape[0], 1)](
+        x if tiles is None else None,
+        tiles,
+        weights,
+        order,
+        blocks,
+        factors,
+        out,
+        rows,
+        top,
+        size,
+        tile,
+        plan.rows,
+        plan.block,
+        plan.stages,
+        not x.is_cuda,
+        factors is None,
+        num_warps=plan.warps,
+        maxnreg=plan.registers or None,
+    )

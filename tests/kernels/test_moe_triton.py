@@ -9,7 +9,7 @@ from kernels.moe import Routing, pack_experts, plans, route
 from tests.triton_loops import mend_loop_bounds
 
 BF16 = torch.bfloat16
-PLANS = [plans.FEW, plans.SMALL, plans.MIDDLE, plans.LARGE, plans.LARGEST]
+PLANS = [plans.FEW, plans.SMALL, plans.MIDDLE, plans.LARGE, plans.LARGEST, plans.FETCHED]
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def close(found, exact, limit=1.5e-2):
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize(("tokens", "hidden", "inner"), [(3, 128, 96), (5, 80, 24)])
+@pytest.mark.parametrize(("tokens", "hidden", "inner"), [(3, 128, 64), (5, 80, 24)])
 @pytest.mark.parametrize("quantization", [None, "fp8"])
 def test_every_plan_computes_what_the_reference_does(
     plan, tokens, hidden, inner, quantization, device
@@ -82,6 +82,8 @@ def test_every_plan_computes_what_the_reference_does(
     x, gate_up, down, *chosen = make_experts(tokens, hidden, inner, 6, 2, device)
     exact = exactly(x, gate_up, down, *chosen)
     packed = pack_experts(gate_up, down, quantization=quantization, implementation="triton")
+    if plan == plans.FETCHED and (quantization or hidden % 64 or inner % 64):
+        pytest.skip("the copy engine takes no such weights")
     found = packed.run(x, *chosen, None, plan)
     assert found.dtype == BF16
     close(found, exact, 1.5e-2 if quantization is None else 6e-2)
@@ -97,7 +99,7 @@ def test_any_number_of_tokens(tokens, device):
 
 @pytest.mark.parametrize("entries", [1, 64, 65, 1024, 1025, 4096, 100_000])
 def test_plans(entries):
-    plan = plans.find_plan(entries, 128, invariant=False)
+    plan = plans.find_plan(entries, 128)
     assert (plan.tile == 0) == (entries <= plans.FEW_ENTRIES)
     assert plan.tile <= max(16, 4 * entries // 128)
     assert plans.find_plan(entries, 128, invariant=True) == plans.INVARIANT

@@ -1,0 +1,73 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+"""Very many tokens: like `grouped.multiply_blocks`, with weights, and x where its rows lie together,
+fetched by the copy engine. Hopper and newer."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def multiply_tiles(
+    x_ptr,
+    x_tiles,
+    weight_tiles,
+    sorted_ptr,
+    blocks_ptr,
+    factors_ptr,
+    out_ptr,
+    num_rows,
+    TOP: tl.constexpr,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    WIDE: tl.constexpr,  # products in float32, for the interpreter, which cannot multiply bfloat16
+    GATED: tl.constexpr,
+):
+    """weight_tiles: of [E N, K], ROWS x BLOCK each; BLOCK divides K. x_ptr: [T, K] if GATED, else None,
+    and x_tiles: of [entries, K], TILE x BLOCK each. The rest as in `multiply_blocks`, and the grid."""
+    entry = blocks_ptr + tl.program_id(1) * 4
+    expert = tl.load(entry)
+    if expert < 0:
+        return
+    first = tl.load(entry + 1)
+    places = first + tl.arange(0, TILE)
+    is_row = places < tl.load(entry + 2)
+    entries = tl.load(sorted_ptr + places, mask=is_row, other=0)
+    columns = tl.arange(0, BLOCK)
+    row = expert * num_rows + tl.program_id(0) * ROWS
+    if GATED:
+        x_at = x_ptr + (entries // TOP).to(tl.int64)[:, None] * K + columns[None, :]
+    total = tl.zeros([TILE, ROWS], tl.float32)
+    for k in tl.range(0, K, BLOCK, num_stages=STAGES):
+        if GATED:
+            x = tl.load(x_at + k)
+        else:
+            x = x_tiles.load([first, k])
+        weight = weight_tiles.load([row, k])
+        if WIDE:
+            total += tl.dot(x.to(tl.float32), weight.to(tl.float32).T)
+        else:
+            total = tl.dot(x, weight.T, total)
+    if GATED:
+        gate, up = tl.split(tl.reshape(total, [TILE, ROWS // 2, 2]))
+        made = gate / (1.0 + tl.exp(-gate)) * up
+        channels = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
+        width = num_rows // 2
+        out_at = out_ptr + places.to(tl.int64)[:, None] * width + channels[None, :]
+        is_held = is_row[:, None] & (channels < width)[None, :]
+        tl.store(out_at, made.to(out_ptr.dtype.element_ty), mask=is_held)
+    else:
+        # In two halves: the places of all of it would take more registers than there are.
+        total *= tl.load(factors_ptr + entries, mask=is_row, other=0.0)[:, None]
+        made = total.to(out_ptr.dtype.element_ty)
+        halves = tl.permute(tl.reshape(made, [TILE, 2, ROWS // 2]), [0, 2, 1])
+        left, right = tl.split(halves)
+        rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS // 2)
+        out_at = out_ptr + entries.to(tl.int64)[:, None] * num_rows + rows[None, :]
+        tl.store(out_at, left, mask=is_row[:, None] & (rows < num_rows)[None, :])
+        rows += ROWS // 2
+        tl.store(out_at + ROWS // 2, right, mask=is_row[:, None] & (rows < num_rows)[None, :])
