@@ -141,7 +141,7 @@ def show_spans() -> None:
         q = torch.randn(sum(queries), HEADS, LITE.query, device="cuda", dtype=BF16)
         both = torch.randn(sum(keys), HEADS, LITE.query + LITE.value, device="cuda", dtype=BF16)
         k, v = both[:, :, : LITE.query], both[:, :, LITE.query :]
-        tiles = cut_spans(queries, keys, causal).cuda()
+        tiles = torch.from_numpy(cut_spans(queries, keys, causal)).cuda()
         taken = microseconds([partial(attention.run, q, k, v, tiles, causal, LITE.scale)], 3)
         pairs = sum(a * (b - a / 2 if causal else b) for a, b in zip(queries, keys, strict=True))
         work = 2 * HEADS * (LITE.query + LITE.value) * pairs

@@ -10,8 +10,9 @@ import torch
 from kernels.launch import Launcher, next_power_of_two
 from kernels.mla_attention.triton_join import fold
 from kernels.mla_attention.triton_kernel import attend
-from kernels.paged_attention.tiles import cut_tiles
+from kernels.paged_attention.tiles import Tiles, cut_tiles
 
+Ints = np.ndarray[tuple[int], np.dtype[np.int32]]
 LOG2_E = 1.4426950408889634
 MAX_SPLITS = 64
 FOLD_COLUMNS = 128
@@ -80,13 +81,13 @@ def choose_splits(programs: int, shape: TileShape, device: torch.device) -> int:
 
 def cut_slices(
     rows: list[int], starts: list[int], lengths: list[int], heads: int, shape: TileShape
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tiles, Ints]:
     """Tiles and the ends of their tokens, on the host."""
     per_tile = shape.per_tile(heads)
     tiles = cut_tiles(rows, starts, lengths, [], per_tile=per_tile)
     ends = np.repeat(tiles[:, 2] + tiles[:, 3], tiles[:, 3]).astype(np.int32)
     order = np.argsort(np.repeat(tiles[:, 1], tiles[:, 3]), kind="stable")
-    return torch.from_numpy(tiles), torch.from_numpy(np.ascontiguousarray(ends[order]))
+    return tiles, ends[order]
 
 
 class LatentAttention:
@@ -196,8 +197,8 @@ def attend_latents(
         page_size=page_size,
         rows=rows,
         starts=starts,
-        tiles=None if is_decode else tiles.to(q.device),
-        ends=None if is_decode else ends.to(q.device),
+        tiles=None if is_decode else torch.from_numpy(tiles).to(q.device),
+        ends=None if is_decode else torch.from_numpy(ends).to(q.device),
     )
     out = torch.empty(q_latent.shape, dtype=q.dtype, device=q.device)
     LatentAttention(q.device).run(work, q_latent, q, plane, out, scale)

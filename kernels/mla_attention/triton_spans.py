@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.launch import Launcher
+from kernels.paged_attention.tiles import Tiles
 
 LOG2_E = 1.4426950408889634
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
@@ -134,7 +135,7 @@ def see(
     return acc, larger, total
 
 
-def cut_spans(queries: Sequence[int], keys: Sequence[int], causal: bool) -> torch.Tensor:
+def cut_spans(queries: Sequence[int], keys: Sequence[int], causal: bool) -> Tiles:
     """Tiles [N, 8] int32 on the host, those with the most keys first."""
     tiles = []
     first = first_key = 0
@@ -151,7 +152,7 @@ def cut_spans(queries: Sequence[int], keys: Sequence[int], causal: bool) -> torc
         first += num
         first_key += num_keys
     found = np.concatenate(tiles)
-    return torch.from_numpy(found[np.argsort(-found[:, 3], kind="stable")])
+    return found[np.argsort(-found[:, 3], kind="stable")]
 
 
 class SpanAttention:
@@ -208,7 +209,7 @@ def attend_spans(
     causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    tiles = cut_spans(queries, keys, causal).to(q.device)
+    tiles = torch.from_numpy(cut_spans(queries, keys, causal)).to(q.device)
     if k.stride() != v.stride():
         both = torch.cat((k, v), dim=2)
         k, v = both[:, :, : k.shape[2]], both[:, :, k.shape[2] :]

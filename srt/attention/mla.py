@@ -172,7 +172,10 @@ class MlaAttention:
         for gather in others:
             at = gather.queries
             found = self._attend(q[at], plane, up, gather, scale)
-            out[at], lse[at] = self._merge(out[at], lse[at], *found)
+            if len(found[0]) == len(out):
+                out, lse = self._merge(out, lse, *found)
+            else:
+                out[at], lse[at] = self._merge(out[at], lse[at], *found)
         return out
 
     def _attend(

@@ -20,6 +20,7 @@ from kernels.mla_attention.triton import (
 from kernels.mla_attention.triton_few import MOST_TOKENS, FewTokens
 from kernels.mla_attention.triton_spans import SpanAttention, cut_spans
 from srt.attention.mla import Spans
+from srt.attention.send import send
 from srt.layers.latent import UpProjection
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
@@ -54,8 +55,7 @@ class TritonMla:
             shape = fixed_shape() if self._deterministic else extend_shape()
             rows, starts = batch.rows_host[count:], batch.starts_host[count:]
             tiles, ends = (
-                each.to(device, non_blocking=True)
-                for each in cut_slices(rows, starts, lengths, self._heads, shape)
+                send(each, device) for each in cut_slices(rows, starts, lengths, self._heads, shape)
             )
             work = self._work(batch, len(tiles), shape, tiles, ends)
             self._works.append((slice(count, count + len(ends)), work))
@@ -118,7 +118,7 @@ class TritonMla:
         tiles = self._tiles.get(spans)
         if tiles is None:
             cut = cut_spans(spans.queries, spans.keys, spans.causal)
-            tiles = self._tiles[spans] = cut.to(q.device, non_blocking=True)
+            tiles = self._tiles[spans] = send(cut, q.device)
         return self._spans.run(q, k, v, tiles, spans.causal, scale)
 
     def _work(
