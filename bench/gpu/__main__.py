@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,15 @@ from bench.gpu.table import Results, headline, render_table
 from bench.report import describe_machine
 from srt.cli.options import cache_folder
 
-INSIDE = ("check", "batch1", "ttft", "decode", "offline", "online", "profile")
+INSIDE = ("check", "batch1", "ttft", "prefix", "decode", "offline", "online", "profile")
 APART = ("eager", "deterministic", "fp8", "start", "gateway")
-ONE_SHAPE = ("deterministic", "fp8", "online")  # of this shape only, unless asked for
-THE_SHAPE = "llama-8b"
+ONE_SHAPE = {  # of this shape only, unless asked for
+    "deterministic": "llama-8b",
+    "fp8": "llama-8b",
+    "online": "llama-8b",
+    "prefix": "deepseek-v2-lite",
+}
+LONG = 32768  # a prompt whose first token is awaited too, where the shape is for such
 GPU_ONLY = ("eager", "deterministic", "fp8")
 FP8 = ("--quantization", "fp8", "--kv-cache-dtype", "fp8_e4m3")
 EAGER = ("--cuda-graph-sizes", "0")
@@ -54,6 +60,8 @@ class Session:
         self.options, self.shape, self.deadline = options, shape, deadline
         self.config = read_shape(shape)
         self.sizes: Sizes = SMALL if options.small or options.device == "cpu" else FULL
+        if self.shape == ONE_SHAPE["prefix"] and self.sizes is FULL:
+            self.sizes = replace(FULL, first_token=(*FULL.first_token, LONG))
         self.results: Results = {}
         model = write_folder(folder / shape, self.config)
         self.flags = [
@@ -68,7 +76,7 @@ class Session:
             return part in self.options.only
         if self.options.device == "cpu":
             return part not in GPU_ONLY
-        return part not in ONE_SHAPE or self.shape == THE_SHAPE
+        return ONE_SHAPE.get(part, self.shape) == self.shape
 
     def note(self, part: str, figures: dict[str, Any]) -> None:
         self.results[part] = figures

@@ -122,6 +122,28 @@ class Bench:
             found[f"{length}_all"] = times
         return found
 
+    def prefix(self) -> Figures:
+        """The first token of a prompt most of which is in the prefix cache, and of the same prompt where
+        nothing is; medians."""
+        found: Figures = {}
+        scheduler = self.engine.scheduler(radix_cache=True)
+        for length, new in self.sizes.prefixes:
+            prompts = self._prompts()
+            prefix = prompts.ids(length)
+
+            def wait_for(known: list[int], draw: Prompts = prompts, new: int = new) -> float:
+                ask = Ask(token_ids=known + draw.ids(new), max_tokens=1)
+                [answer] = self.engine.run(scheduler, [ask], self.limit).answers
+                return (answer.times[0] - answer.begin) * 1e3
+
+            fresh = [wait_for(prompts.ids(length)) for _ in range(1 + WARM_UPS)]
+            wait_for(prefix)
+            cached = [wait_for(prefix) for _ in range(WARM_UPS + REPEATS)][WARM_UPS:]
+            found[f"{length}+{new}_ms"] = statistics.median(cached)
+            found[f"{length}+{new}_all"] = cached
+            found[f"{length}+{new}_computed"] = statistics.median(fresh[1:])
+        return found
+
     def decode(self) -> Figures:
         """Tokens a second while all of a batch decode, prefill apart; and over all, prefill included."""
         found: Figures = {}
@@ -209,6 +231,7 @@ PARTS: dict[str, Callable[[Bench], Figures]] = {
     "warm": Bench.warm,
     "batch1": Bench.alone,
     "ttft": Bench.first_token,
+    "prefix": Bench.prefix,
     "decode": Bench.decode,
     "offline": Bench.offline,
     "online": Bench.online,

@@ -40,6 +40,7 @@ def _rows(
     batch32: Cells,
     batch256: Cells,
     start: Cells,
+    more: Mapping[str, Row] = MappingProxyType({}),
 ) -> Rows:
     return MappingProxyType(
         {
@@ -53,6 +54,7 @@ def _rows(
             "fp8": Row("fp8 offline, times bf16", 1.4, None, None, is_rate=True),
             "online": Row("online p99 ITL, times median", 3.0, None, None),
             "gateway": Row("gateway, share of in-process", 0.95, None, None, is_rate=True),
+            **more,
         }
     )
 
@@ -85,6 +87,20 @@ PEERS: Mapping[str, Rows] = MappingProxyType(
             batch32=(3_950, 3_517, None),
             batch256=(15_500, 14_410, None),
             start=(14, 77, None),
+        ),
+        "deepseek-v2-lite": _rows(
+            offline=(None, 16_168, None),
+            batch1=(2.2, 3.47, None),
+            short=(30, 87.6, None),
+            long=(95, 105.6, None),
+            batch32=(None, 7_980, None),
+            batch256=(None, 22_387, None),
+            start=(None, 134.9, None),
+            more={
+                "ttft 32768": Row("TTFT 32,768 tokens, ms", 500, 584, None),
+                "prefix 32768+512": Row("512 on 32,768 cached, ms", 35, 52.5, None),
+                "prefix 4096+128": Row("128 on 4,096 cached, ms", None, 21.2, None),
+            },
         ),
     }
 )

@@ -27,6 +27,9 @@ def headline(results: Results) -> dict[str, float]:
     for name, value in results.get("decode", {}).items():
         if name.isdigit():
             found[f"decode {name}"] = value
+    for name, value in results.get("prefix", {}).items():
+        if name.endswith("_ms"):
+            found[f"prefix {name[:-3]}"] = value
     take("start", "start", "second_s")
     take("online", "online", "p99_by_p50")
     for row, part in (("gateway", "gateway"), ("fp8", "fp8")):
