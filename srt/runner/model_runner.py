@@ -101,7 +101,9 @@ class ModelRunner:
         self.step_ops = kernels.step_inputs.select(ops.implementation)
         self.facts = facts
         # On a CPU it is settled by which kernels are chosen.
-        self.deterministic = device.type == "cuda" and get_exec().deterministic
+        # A draft's sums may depend on the batch: what it guesses changes no answer.
+        is_bound = device.type == "cuda" and spec.role == "target"
+        self.deterministic = is_bound and get_exec().deterministic
         self.group = group
         whole = read_arch(facts)
         self._whole = whole.with_forced_routing() if forced_even else whole
