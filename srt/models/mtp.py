@@ -36,7 +36,13 @@ def foreign_tensors(config: dict[str, Any], step: int | None) -> Callable[[str],
     if step is not None:
         own = f"{PREFIX}{step}."
         return lambda name: not name.startswith(own)
-    announced = tuple(f"{PREFIX}{index}." for index in range(config.get(LAYERS_KEY) or 0))
+    count = config.get(LAYERS_KEY) or 0
+    layers = config.get("num_hidden_layers", 0)  # DeepSeek stores them behind the model's own
+    announced = tuple(
+        name
+        for index in range(count)
+        for name in (f"{PREFIX}{index}.", f"model.layers.{layers + index}.")
+    )
     return lambda name: name.startswith(announced)
 
 

@@ -181,7 +181,7 @@ class ModelRunner:
     def lend(self) -> Lent:
         """What a draft network borrows of this runner's model, after `load`."""
         model = self._model
-        assert isinstance(model, DenseDecoder), "only dense decoders lend"
+        assert isinstance(model, DenseDecoder | LatentDecoder), "drafts do not lend"
         return Lent(
             num_layers=self.arch.num_layers,
             hidden_size=self.arch.hidden_size,
@@ -193,7 +193,7 @@ class ModelRunner:
     def _head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The packed head cannot be cut; a tied one is the embedding, another is read once more."""
         model = self._model
-        assert isinstance(model, DenseDecoder)
+        assert isinstance(model, DenseDecoder | LatentDecoder)
         if self.arch.tied:
             return model.embedding[token_ids]
         config = self.build_load_config(self._draft_load_format())

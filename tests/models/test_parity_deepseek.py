@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from parity import expect_parity
+from parity import expect_parity, save_tiny
+from safetensors.torch import load_file, save_file
 from transformers import (
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
@@ -17,7 +18,8 @@ from transformers import (
 )
 
 from srt.config.context import get_context
-from tests.tiny_models import TINY
+from srt.errors import ConfigError
+from tests.tiny_models import TINY, make_runner, read_facts
 
 SHAPE: dict[str, Any] = {
     **TINY,
@@ -82,3 +84,17 @@ def test_v3(interleaved: bool, tmp_path: Path) -> None:
     for layer in model.model.layers[1:]:
         torch.nn.init.normal_(layer.mlp.gate.e_score_correction_bias, std=0.3)
     expect_parity(model, tmp_path)
+
+
+def test_the_mtp_layer_of_v3_is_left_alone(tmp_path: Path) -> None:
+    """Checkpoints have it behind the model's layers; `num_nextn_predict_layers` says that it is
+    there."""
+    config = DeepseekV3Config(**SHAPE, q_lora_rank=20, n_group=2, topk_group=1)
+    save_tiny(DeepseekV3ForCausalLM(config), tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    extra = f"model.layers.{config.num_hidden_layers}.eh_proj.weight"
+    save_file({**tensors, extra: torch.zeros(3, 3)}, path, metadata={"format": "pt"})
+    make_runner(read_facts(tmp_path, num_nextn_predict_layers=1))
+    with pytest.raises(ConfigError, match="eh_proj.weight' belongs to no parameter"):
+        make_runner(read_facts(tmp_path, num_nextn_predict_layers=0))
