@@ -57,8 +57,9 @@ def fixed_shape() -> TileShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A launch's share of the step. `tiles` [N, 8] int32 and `ends` [T] int32, for each token the end of
-    its tile; None: the decodes of rows, starts [N]."""
+    """A launch's share of the step: `num` tiles. Slices of `length` tokens, of `rows` from `starts` on,
+    [S] int32 each; or, where `length` is 0, `tiles` [num, 8] int32 and `ends` [T] int32, for each token
+    the end of its tile."""
 
     num: int
     shape: TileShape
@@ -67,8 +68,14 @@ class Work:
     page_size: int
     rows: torch.Tensor
     starts: torch.Tensor
+    length: int = 1
     tiles: torch.Tensor | None = None
     ends: torch.Tensor | None = None
+
+    @property
+    def cut_by(self) -> torch.Tensor:
+        """What says where tiles end."""
+        return self.starts if self.ends is None else self.ends
 
 
 def choose_splits(programs: int, shape: TileShape, device: torch.device) -> int:
@@ -122,7 +129,7 @@ class LatentAttention:
         tokens, heads, rank = q_latent.shape
         assert q.stride(2) == q_latent.stride(2) == 1
         assert q.stride(1) == q.shape[2] and q_latent.stride(1) == rank
-        shape, is_listed, is_split = work.shape, work.tiles is not None, work.splits > 1
+        shape, is_split = work.shape, work.splits > 1
         parts = self.reserve(tokens * heads * work.splits * (rank + 2)) if is_split else None
         group = shape.group(heads)
         self._attend(
@@ -150,7 +157,7 @@ class LatentAttention:
                 shape.rows,
                 shape.block,
                 shape.least,
-                is_listed,
+                work.length,
                 is_split,
                 q.device.type == "cpu",
             ),
@@ -161,9 +168,18 @@ class LatentAttention:
             columns = min(FOLD_COLUMNS, rank)
             self._fold(
                 (tokens * heads, rank // columns, 1),
-                (parts, out, work.starts if work.ends is None else work.ends),
+                (parts, out, work.cut_by),
                 (work.splits,),
-                (heads, rank, shape.block, shape.least, columns, FOLD_AT_ONCE, is_listed),
+                (
+                    heads,
+                    rank,
+                    shape.block,
+                    shape.least,
+                    columns,
+                    FOLD_AT_ONCE,
+                    work.length,
+                    shape.per_tile(heads),
+                ),
                 num_warps=4,
             )
             return None
@@ -197,6 +213,7 @@ def attend_latents(
         page_size=page_size,
         rows=rows,
         starts=starts,
+        length=1 if is_decode else 0,
         tiles=None if is_decode else torch.from_numpy(tiles).to(q.device),
         ends=None if is_decode else torch.from_numpy(ends).to(q.device),
     )

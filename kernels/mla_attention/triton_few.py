@@ -12,6 +12,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.launch import Launcher
+from kernels.mla_attention.triton import Work
 from kernels.mla_attention.triton_join import join
 
 MOST_TOKENS = 8
@@ -65,7 +66,8 @@ def release_row(
     COLUMNS: tl.constexpr,
     AT_ONCE: tl.constexpr,
     SPLIT: tl.constexpr,
-    LISTED: tl.constexpr,
+    LENGTH: tl.constexpr,
+    PER_TILE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid [tokens * HEADS, VALUE / COLUMNS]. values: [HEADS, VALUE, RANK], heads VALUES_HEAD apart.
@@ -81,8 +83,8 @@ def release_row(
         gdc_wait()
     if SPLIT:
         latent = join(
-            parts_ptr + place * splits * (RANK + 2), ends_ptr + place // HEADS, d, splits,
-            RANK, BLOCK, LEAST, RANK, AT_ONCE, LISTED,
+            parts_ptr + place * splits * (RANK + 2), ends_ptr, place // HEADS, d, splits,
+            RANK, BLOCK, LEAST, RANK, AT_ONCE, LENGTH, PER_TILE,
         )  # fmt: skip
     else:
         latent = tl.load(sums_ptr + place * RANK + d).to(tl.float32)
@@ -116,15 +118,11 @@ class FewTokens:
         self,
         sums: torch.Tensor,
         parts: torch.Tensor | None,
-        ends: torch.Tensor,
         values: torch.Tensor,
-        splits: int,
-        block: int,
-        least: int,
-        is_listed: bool,
+        work: Work,
     ) -> torch.Tensor:
-        """sums or parts as `LatentAttention.run` leaves them; values [heads, rank, value], transposed ->
-        [n, heads, value]."""
+        """sums or parts as `LatentAttention.run` leaves them of `work`; values [heads, rank, value],
+        transposed -> [n, heads, value]."""
         tokens, heads, rank = sums.shape
         value = values.shape[2]
         assert values.stride(1) == 1 and values.stride(2) == rank
@@ -132,19 +130,20 @@ class FewTokens:
         columns = min(RELEASE_COLUMNS, value)
         self._release(
             (tokens * heads, value // columns, 1),
-            (sums, parts, ends, values, out),
-            (splits,),
+            (sums, parts, work.cut_by, values, out),
+            (work.splits,),
             (
                 heads,
                 rank,
                 value,
                 values.stride(0),
-                block,
-                least,
+                work.shape.block,
+                work.shape.least,
                 columns,
                 AT_ONCE,
                 parts is not None,
-                is_listed,
+                work.length,
+                work.shape.per_tile(heads),
             ),
         )
         return out

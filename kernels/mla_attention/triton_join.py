@@ -9,16 +9,19 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def join(
-    parts, end_ptr, columns, splits,
+    parts, ends_ptr, token, columns, splits,
     RANK: tl.constexpr, BLOCK: tl.constexpr, LEAST: tl.constexpr, COLUMNS: tl.constexpr,
-    AT_ONCE: tl.constexpr, LISTED: tl.constexpr,
+    AT_ONCE: tl.constexpr, LENGTH: tl.constexpr, PER_TILE: tl.constexpr,
 ):  # fmt: skip
     """Some columns of the weighted mean, [COLUMNS] float32. parts: of one token and head, RANK + 2
-    numbers each, see `triton_kernel.attend`. end_ptr: a decode's start, or the end of the token's tile
-    if LISTED: what the parts were cut by."""
-    end = tl.load(end_ptr)
-    if not LISTED:
-        end += 1
+    numbers each, see `triton_kernel.attend`. They were cut by where the token's tile ends: LENGTH 0:
+    ends has that of every token; else the starts of slices of LENGTH tokens, cut into tiles of
+    PER_TILE."""
+    if LENGTH == 0:
+        end = tl.load(ends_ptr + token)
+    else:
+        within = token % LENGTH // PER_TILE * PER_TILE + PER_TILE
+        end = tl.load(ends_ptr + token // LENGTH) + tl.minimum(within, LENGTH)
     per_split = tl.maximum(tl.cdiv(tl.cdiv(end, BLOCK), splits) * BLOCK, LEAST)
     active = tl.cdiv(end, per_split)
     s = tl.arange(0, AT_ONCE)
@@ -53,7 +56,8 @@ def fold(
     LEAST: tl.constexpr,
     COLUMNS: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    LISTED: tl.constexpr,
+    LENGTH: tl.constexpr,
+    PER_TILE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid [tokens * HEADS, RANK / COLUMNS]. out: [tokens, HEADS, RANK]."""
@@ -63,7 +67,7 @@ def fold(
     place = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     out = join(
-        parts_ptr + place * splits * (RANK + 2), ends_ptr + place // HEADS, columns, splits,
-        RANK, BLOCK, LEAST, COLUMNS, AT_ONCE, LISTED,
+        parts_ptr + place * splits * (RANK + 2), ends_ptr, place // HEADS, columns, splits,
+        RANK, BLOCK, LEAST, COLUMNS, AT_ONCE, LENGTH, PER_TILE,
     )  # fmt: skip
     tl.store(out_ptr + place * RANK + columns, out.to(out_ptr.dtype.element_ty))

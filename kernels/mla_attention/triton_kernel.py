@@ -40,13 +40,14 @@ def attend(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     LEAST: tl.constexpr,
-    LISTED: tl.constexpr,
+    LENGTH: tl.constexpr,
     SPLIT: tl.constexpr,
     WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [blocks of heads, splits, tiles]. LISTED: rows_ptr is [tiles, 8] int32, see `tiles.py` of
-    `paged_attention`; else tile i is the one token of row rows[i] at position starts[i].
+    """Grid [blocks of heads, splits, tiles]. LENGTH 0: rows_ptr is [tiles, 8] int32, see `tiles.py` of
+    `paged_attention`; else every slice has LENGTH tokens, slice i those of row rows[i] from position
+    starts[i] on, and they are cut here.
 
     scale: of the scores, times log2(e). Q_HEAD: channels of a head of q, the last ROPE of which count.
     parts: [tokens, HEADS, splits, RANK + 2] float32 if SPLIT. WIDE: products in float32, for the
@@ -57,17 +58,20 @@ def attend(
     split = tl.program_id(1)
     tile = tl.program_id(2)
     splits = tl.num_programs(1)
-    if LISTED:
+    if LENGTH == 0:
         record = rows_ptr + tile * TILE_FIELDS
         row = tl.load(record)
         token = tl.load(record + 1)
         position = tl.load(record + 2)
         count = tl.load(record + 3)
     else:
-        row = tl.load(rows_ptr + tile)
-        position = tl.load(starts_ptr + tile)
-        token = tile
-        count = 1
+        per_tile: tl.constexpr = ROWS // GROUP
+        pieces: tl.constexpr = (LENGTH + per_tile - 1) // per_tile
+        skipped = tile % pieces * per_tile
+        row = tl.load(rows_ptr + tile // pieces)
+        position = tl.load(starts_ptr + tile // pieces) + skipped
+        token = tile // pieces * LENGTH + skipped
+        count = tl.minimum(LENGTH - skipped, per_tile)
     end = position + count
     per_split = end
     if SPLIT:

@@ -43,32 +43,31 @@ class TritonMla:
         self._is_few = False
 
     def plan(self, batch: AttentionBatch) -> None:
-        assert batch.bases is None, "the capability table says so"
+        self._open(batch)
         device, count = batch.page_table.device, batch.num_decode
-        if self._latents is None:
-            self._latents = LatentAttention(device)
-        self._works = []
         if count:
             shape = fixed_shape() if self._deterministic else decode_shape()
-            self._works.append((slice(0, count), self._work(batch, count, shape)))
+            self._works.append((slice(0, count), self._work(batch, count, shape, 1)))
         if lengths := batch.lengths_host[count:]:
             shape = fixed_shape() if self._deterministic else extend_shape()
             rows, starts = batch.rows_host[count:], batch.starts_host[count:]
             tiles, ends = (
                 send(each, device) for each in cut_slices(rows, starts, lengths, self._heads, shape)
             )
-            work = self._work(batch, len(tiles), shape, tiles, ends)
+            work = self._work(batch, len(tiles), shape, 0, tiles, ends)
             self._works.append((slice(count, count + len(ends)), work))
-
-        self._is_few = (
-            not self._deterministic
-            and len(self._works) == 1
-            and sum(batch.lengths_host) <= MOST_TOKENS
-        )
+        self._note_few(batch)
 
     def capture(self, batch: AttentionBatch) -> None:
-        assert batch.num_decode == len(batch.rows_host), "nothing but decodes is recorded"
-        self.plan(batch)
+        """Slices of one length: decodes, or guesses to be verified."""
+        [length] = set(batch.lengths_host)
+        self._open(batch)
+        usual = decode_shape() if length == 1 else extend_shape()
+        shape = fixed_shape() if self._deterministic else usual
+        pieces = -(-length // shape.per_tile(self._heads))
+        work = self._work(batch, len(batch.rows_host) * pieces, shape, length)
+        self._works = [(slice(0, length * len(batch.rows_host)), work)]
+        self._note_few(batch)
 
     def replay(self, batch: AttentionBatch) -> None:
         """The kernel reads all it needs from the static tensors."""
@@ -104,12 +103,8 @@ class TritonMla:
         return self._few.release(
             sums,
             parts,
-            work.starts if work.ends is None else work.ends,
             up.values,
-            work.splits,
-            work.shape.block,
-            work.shape.least,
-            work.tiles is not None,
+            work,
         )
 
     def attend(
@@ -121,11 +116,25 @@ class TritonMla:
             tiles = self._tiles[spans] = send(cut, q.device)
         return self._spans.run(q, k, v, tiles, spans.causal, scale)
 
+    def _open(self, batch: AttentionBatch) -> None:
+        assert batch.bases is None, "the capability table says so"
+        if self._latents is None:
+            self._latents = LatentAttention(batch.page_table.device)
+        self._works = []
+
+    def _note_few(self, batch: AttentionBatch) -> None:
+        self._is_few = (
+            not self._deterministic
+            and len(self._works) == 1
+            and sum(batch.lengths_host) <= MOST_TOKENS
+        )
+
     def _work(
         self,
         batch: AttentionBatch,
         num: int,
         shape: TileShape,
+        length: int,
         tiles: torch.Tensor | None = None,
         ends: torch.Tensor | None = None,
     ) -> Work:
@@ -141,6 +150,7 @@ class TritonMla:
             page_size=batch.page_size,
             rows=batch.rows,
             starts=batch.starts,
+            length=length,
             tiles=tiles,
             ends=ends,
         )

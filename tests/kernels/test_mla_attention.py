@@ -182,3 +182,25 @@ def test_decodes_through_the_backend(
     core.plan(case.batch)
     out = core.absorbed(case.q, 0, case.pool, case.up, SMALL.scale)
     torch.testing.assert_close(out.float(), literal(case), rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("starts", [(5, 300), (0, 17, 900)])
+def test_recorded_slices_of_one_length(starts: tuple[int, ...]) -> None:
+    """Their tiles are cut by the kernel, out of what the tensors hold when it runs."""
+    from srt.attention.mla_triton import TritonMla
+
+    case = LatentBatch(
+        starts=starts,
+        lengths=(7,) * len(starts),
+        latent=SMALL,
+        heads=6,
+        page=16,
+        dtype=torch.bfloat16,
+        device=DEVICE,
+    )
+    core, now = TritonMla(6), case.batch.starts.clone()
+    case.batch.starts.zero_()
+    core.capture(case.batch)
+    case.batch.starts.copy_(now)
+    out = core.absorbed(case.q, 0, case.pool, case.up, SMALL.scale)
+    torch.testing.assert_close(out.float(), literal(case), rtol=3e-2, atol=3e-2)

@@ -59,7 +59,7 @@ def compile_all() -> int:
     forms = []
     for shape, is_listed in ((decode_shape(), False), (extend_shape(), True)):
         constants = (16, 16, 512, 64, 16 * 512, stride, 192, 16, shape.rows, shape.block)
-        flags = (shape.least, is_listed, not is_listed, False)
+        flags = (shape.least, 0 if is_listed else 1, not is_listed, False)
         types = [*[bf16] * 4, i32, i32, i32, f32]
         sizes = (shape.warps, shape.stages)
         forms.append((attend, types, (3, 0.5), (*constants, *flags), *sizes))
@@ -72,13 +72,13 @@ def compile_all() -> int:
             WARPS,
             STAGES,
         ),
-        (fold, [f32, bf16, i32], (3,), (16, 512, 32, 128, 128, 16, False), 4, 3),
+        (fold, [f32, bf16, i32], (3,), (16, 512, 32, 128, 128, 16, 1, 1), 4, 3),
         (absorb_row, [bf16] * 3, (), (16, 128, 512, stride, 192, up, 128), 4, 3),
         (
             release_row,
             [bf16, f32, i32, bf16, bf16],
             (3,),
-            (16, 512, 128, up, 32, 128, 32, 16, True, False),
+            (16, 512, 128, up, 32, 128, 32, 16, True, 5, 4),
             4,
             3,
         ),

@@ -136,7 +136,7 @@ def answers(worker: DeviceWorker) -> list[list[int]]:
         ForwardBatch(step=2, slices=[decode(0, 21), piece(1, 30, 61, True)]),
         *(
             ForwardBatch(step=3 + i, slices=[decode(0, 22 + i), decode(1, 61 + i)])
-            for i in range(4)
+            for i in range(2)
         ),
     ]
     found: list[list[int]] = []
