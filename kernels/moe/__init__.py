@@ -59,9 +59,9 @@ class PackExperts(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeOps:
     """route: logits [T, E] float32 and a bias [E] float32 -> weights [T, k] float32 and experts [T, k]
-    int32, best first. pack_experts: gate_up [E, 2 I, H], gates then ups, and down [E, H, I], of which it
-    takes possession; the first of them is expert `first` of the router; `invariant`: a token's result
-    must not depend, to the bit, on the tokens beside it."""
+    int32, best first, k being `Routing.each`. pack_experts: gate_up [E, 2 I, H], gates then ups, and
+    down [E, H, I], of which it takes possession; the first of them is expert `first` of the router;
+    `invariant`: a token's result must not depend, to the bit, on the tokens beside it."""
 
     route: Route
     pack_experts: PackExperts

@@ -17,19 +17,20 @@ def choose_experts(
     scale,
     EXPERTS: tl.constexpr,
     TOP: tl.constexpr,
+    SHARED: tl.constexpr,
     GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
     SOFTMAX: tl.constexpr,
     RENORMALIZE: tl.constexpr,
     FORCED: tl.constexpr,
-    # powers of two, not less than groups, experts of a group, and TOP
+    # powers of two, not less than groups, experts of a group, and TOP + SHARED
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
     SLOTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """logits: float32 [T, EXPERTS]; bias: float32 [EXPERTS] or None; weights: float32 [T, TOP]; experts:
-    int32 [T, TOP]. grid: [T]."""
+    """logits: float32 [T, EXPERTS]; bias: float32 [EXPERTS] or None; weights: float32 [T, TOP + SHARED];
+    experts: int32, alike. grid: [T]."""
     size: tl.constexpr = EXPERTS // GROUPS
     token = tl.program_id(0)
     groups = tl.arange(0, WIDTH)
@@ -77,9 +78,11 @@ def choose_experts(
         weights = weights / (tl.sum(weights, 0) + 1e-20)
     if FORCED:
         chosen = (token * TOP + slots) % EXPERTS
-    at = token.to(tl.int64) * TOP + slots
-    tl.store(weights_ptr + at, weights * scale, mask=slots < TOP)
-    tl.store(experts_ptr + at, chosen, mask=slots < TOP)
+    weights = tl.where(slots < TOP, weights * scale, 1.0)
+    chosen = tl.where(slots < TOP, chosen, EXPERTS + slots - TOP)
+    at = token.to(tl.int64) * (TOP + SHARED) + slots
+    tl.store(weights_ptr + at, weights, mask=slots < TOP + SHARED)
+    tl.store(experts_ptr + at, chosen, mask=slots < TOP + SHARED)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ def route(
     logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """logits [T, E] float32, bias [E] float32 -> weights [T, k] float32 and experts [T, k] int32, best
-    first."""
+    first, then those that are shared."""
     scores = logits.softmax(dim=-1) if routing.scoring == "softmax" else logits.sigmoid()
     choice = scores if bias is None else scores + bias
     if routing.groups > 1:
@@ -29,7 +29,12 @@ def route(
     if routing.forced_even:
         places = torch.arange(experts.numel(), device=experts.device)
         experts = places.view_as(experts) % routing.num_experts
-    return weights * routing.scale, experts.to(torch.int32)
+    weights = weights * routing.scale
+    if routing.shared:
+        every = torch.arange(routing.shared, device=experts.device) + routing.num_experts
+        weights = torch.cat((weights, weights.new_ones(len(weights), routing.shared)), dim=1)
+        experts = torch.cat((experts, every.expand(len(experts), -1)), dim=1)
+    return weights, experts.to(torch.int32)
 
 
 class PlainExperts:

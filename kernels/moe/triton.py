@@ -39,22 +39,22 @@ def bind() -> MoeOps:
     def route(
         logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        count, top = logits.shape[0], routing.top_k
-        weights = logits.new_empty((count, top))
-        experts = logits.new_empty((count, top), dtype=torch.int32)
+        count, each = logits.shape[0], routing.each
+        weights = logits.new_empty((count, each))
+        experts = logits.new_empty((count, each), dtype=torch.int32)
         if not count:
             return weights, experts
         size = routing.num_experts // routing.groups
         groups = (routing.groups, routing.top_groups)
         if routing.groups == routing.top_groups:
             groups, size = (1, 1), routing.num_experts
-        powers = tuple(next_power_of_two(number) for number in (groups[0], size, top))
+        powers = tuple(next_power_of_two(number) for number in (groups[0], size, each))
         how = (routing.scoring == "softmax", routing.renormalize, routing.forced_even)
         kernels.choose(
             (count, 1, 1),
             (logits, bias, weights, experts),
             (routing.scale,),
-            (routing.num_experts, top, *groups, *how, *powers),
+            (routing.num_experts, routing.top_k, routing.shared, *groups, *how, *powers),
             num_warps=1 if routing.num_experts <= 256 else 4,
         )
         return weights, experts

@@ -26,14 +26,14 @@ class _Pending:
     """A parameter some of whose parts have arrived."""
 
     parameter: Parameter
-    arrived: dict[str, Value] = field(default_factory=dict)
+    arrived: dict[Part, Value] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
         return len(self.arrived) == len(self.parameter.parts) + len(self.parameter.biases)
 
     def stack(self, parts: tuple[Part, ...]) -> Value | None:
-        values = [self.arrived.pop(part.source) for part in parts]
+        values = [self.arrived.pop(part) for part in parts]
         return stack_rows(values) if values else None
 
 
@@ -80,7 +80,7 @@ def fill(
                 share = given if part.cut is None else part.cut.of(given)
                 moved = share.to(device=device, dtype=None if keeps_type else dtype)
                 kept[part.cut] = moved.contiguous()
-            pending.arrived[source] = kept[part.cut]
+            pending.arrived[part] = kept[part.cut]
             if pending.is_complete:
                 if pending.parameter.kind == "experts":
                     _finish_experts(pending, halves, weights, pack_experts, origin)

@@ -58,6 +58,15 @@ class Arch:
         """Numbers that a token leaves in the KV cache, over all layers."""
         return self.num_layers * (2 * self.kv_size if self.latent is None else self.latent.width)
 
+    def with_shared_experts(self) -> Arch:
+        """The MLP that every token passes is one of the experts, or several, where it is as wide: two
+        launches less in a layer."""
+        moe = self.moe
+        if moe is None or not moe.shared_inner or moe.shared_inner % moe.inner:
+            return self
+        routing = replace(moe.routing, shared=moe.shared_inner // moe.inner)
+        return replace(self, moe=replace(moe, routing=routing))
+
     def with_forced_routing(self) -> Arch:
         """For measuring: tokens get experts in turn."""
         assert self.moe is not None

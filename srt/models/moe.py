@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from kernels.linear import FusedLinear, Linear
@@ -9,7 +11,7 @@ from kernels.moe import Experts, Route, Routing
 from kernels.ops import Ops
 from kernels.rms_norm import RMSNorm
 from srt.layers.moe import MoeArch
-from srt.layers.parameters import Parameter, Part, Weights, linear
+from srt.layers.parameters import Cut, Parameter, Part, Weights, linear
 from srt.models.arch import Arch
 from srt.models.blocks import GatedMlp, Mlp
 
@@ -25,7 +27,8 @@ class MoeBlock:
         self.router: Linear = weights.linears[f"{name}.router"]
         self.bias = weights.tensors.get(f"{name}.router_bias")
         self.experts: Experts = weights.experts[name]
-        self.shared = GatedMlp(weights, f"{name}.shared", ops) if moe.shared_inner else None
+        is_apart = moe.shared_inner and not moe.routing.shared
+        self.shared = GatedMlp(weights, f"{name}.shared", ops) if is_apart else None
         self._route: Route = ops.moe.route
         self._rms_norm: RMSNorm = ops.rms_norm
 
@@ -73,19 +76,54 @@ def expert_parameters(
     ]
 
 
+def with_shared(
+    experts: list[Parameter],
+    source: str,
+    modules: tuple[str, str, str],
+    hidden: int,
+    moe: MoeArch,
+) -> list[Parameter]:
+    """The experts, and behind them the MLP that all tokens pass, cut into as many as it is wide."""
+    gate, up, down = modules
+    inner, whole = moe.inner, moe.shared_inner
+    cuts = [(inner * index, inner) for index in range(moe.routing.shared)]
+    both = [
+        Part(
+            source=f"{source}{module}.weight",
+            shape=(whole, hidden),
+            cut=Cut(dim=0, first=first, size=size),
+        )
+        for first, size in cuts
+        for module in (gate, up)
+    ]
+    back = [
+        Part(
+            source=f"{source}{down}.weight",
+            shape=(hidden, whole),
+            cut=Cut(dim=1, first=first, size=size),
+        )
+        for first, size in cuts
+    ]
+    return [
+        replace(parameter, parts=(*parameter.parts, *more))
+        for parameter, more in zip(experts, (both, back), strict=True)
+    ]
+
+
 def moe_parameters(name: str, source: str, hidden: int, moe: MoeArch) -> list[Parameter]:
     """The weight map of a block whose tensors stand under `source`, in DeepSeek's and Qwen's names."""
     routing, inner = moe.routing, moe.inner
     count = routing.num_experts
     sources = [f"{source}experts.{expert}." for expert in range(count)]
-    found = [
-        linear(f"{name}.router", source, {"gate": count}, hidden),
-        *expert_parameters(name, sources, ("gate_proj", "up_proj", "down_proj"), hidden, inner),
-    ]
+    modules = ("gate_proj", "up_proj", "down_proj")
+    experts = expert_parameters(name, sources, modules, hidden, inner)
+    if routing.shared:
+        experts = with_shared(experts, f"{source}shared_experts.", modules, hidden, moe)
+    found = [linear(f"{name}.router", source, {"gate": count}, hidden), *experts]
     if routing.has_bias:
         bias = Part(source=f"{source}gate.e_score_correction_bias", shape=(count,))
         found.append(Parameter(name=f"{name}.router_bias", kind="exact", parts=(bias,)))
-    if moe.shared_inner:
+    if moe.shared_inner and not routing.shared:
         shared, both = f"{source}shared_experts.", moe.shared_inner
         sizes = {"gate_proj": both, "up_proj": both}
         found += [

@@ -106,6 +106,8 @@ class ModelRunner:
         self.deterministic = is_bound and get_exec().deterministic
         self.group = group
         whole = read_arch(facts)
+        if group.size == 1:  # several would have to wait for the one who has what all tokens want
+            whole = whole.with_shared_experts()
         self._whole = whole.with_forced_routing() if forced_even else whole
         self.arch = self._whole.share(group.size)
         self.draft_attention_backend = resolve_draft_attention_backend(
@@ -386,7 +388,7 @@ class ModelRunner:
     def _pack_experts(self, name: str, gate_up: torch.Tensor, down: torch.Tensor) -> Experts:
         assert self.arch.moe is not None, name
         method = quantization_of(name, self.quantization)
-        count = self.arch.moe.routing.num_experts
+        count = self.arch.moe.num_experts
         pack = self.ops.moe.pack_experts
         return pack_own_experts(
             gate_up, down, count, method, pack, self.group, invariant=self.deterministic

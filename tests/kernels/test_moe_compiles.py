@@ -27,8 +27,8 @@ def compile_all() -> int:
 
     pretend_hopper()
     bf16, e4m3, f32, i32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32
-    plain = (1, 1, True, True, False, 1, 128, TOP)
-    grouped = (8, 4, False, True, False, 8, 32, TOP)
+    plain = (0, 1, 1, True, True, False, 1, 128, TOP)
+    grouped = (1, 8, 4, False, True, False, 8, 32, 2 * TOP)
     forms = [
         (choose_experts, [f32, None, f32, i32], (0.5,), (128, TOP, *plain), 1),
         (choose_experts, [f32, f32, f32, i32], (0.5,), (256, TOP, *grouped), 1),

@@ -36,6 +36,8 @@ ROUTINGS = [
     ),
     Routing(num_experts=12, top_k=3, groups=4, top_groups=4),
     Routing(num_experts=6, top_k=4, forced_even=True),
+    Routing(num_experts=6, top_k=2, scale=3.0, shared=2),
+    Routing(num_experts=8, top_k=2, renormalize=True, groups=2, shared=1, forced_even=True),
 ]
 
 
