@@ -34,6 +34,7 @@ from bench.gpu.sets import FULL, SMALL, Sizes, at_poisson_times, offline_set, on
 from bench.gpu.table import Results, headline, render_table
 from bench.report import describe_machine
 from srt.cli.options import cache_folder
+from srt.config.experts import num_experts
 
 INSIDE = ("check", "batch1", "ttft", "prefix", "decode", "offline", "online", "profile")
 APART = ("eager", "deterministic", "fp8", "start", "gateway")
@@ -46,6 +47,7 @@ ONE_SHAPE = {  # of this shape only, unless asked for
 LONG = 32768  # a prompt whose first token is awaited too, where the shape is for such
 GPU_ONLY = ("eager", "deterministic", "fp8")
 FP8 = ("--quantization", "fp8", "--kv-cache-dtype", "fp8_e4m3")
+EVEN = ("--moe-force-even-routing",)  # the favourites of noise are no trained model's
 EAGER = ("--cuda-graph-sizes", "0")
 STEADY = ("--deterministic",)
 
@@ -70,6 +72,9 @@ class Session:
             *("--log-level", "warning", "--seed", "1"),  # the same weights in every process
             *options.flags,
         ]
+        if num_experts(self.config):
+            self.flags += EVEN
+            print(f"{shape}: tokens go to its experts in turn ({EVEN[0]})", flush=True)
 
     def wants(self, part: str) -> bool:
         if self.options.only:

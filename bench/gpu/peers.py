@@ -59,6 +59,7 @@ def _rows(
     )
 
 
+UNKNOWN: Cells = (None, None, None)
 PEERS: Mapping[str, Rows] = MappingProxyType(
     {
         "qwen3-0.6b": _rows(
@@ -88,6 +89,15 @@ PEERS: Mapping[str, Rows] = MappingProxyType(
             batch256=(15_500, 14_410, None),
             start=(14, 77, None),
         ),
+        "qwen3-30b-a3b": _rows(
+            offline=UNKNOWN,
+            batch1=(4.0, None, None),
+            short=UNKNOWN,
+            long=UNKNOWN,
+            batch32=UNKNOWN,
+            batch256=UNKNOWN,
+            start=UNKNOWN,
+        ),
         "deepseek-v2-lite": _rows(
             offline=(None, 16_168, None),
             batch1=(2.2, 3.47, None),
@@ -104,7 +114,6 @@ PEERS: Mapping[str, Rows] = MappingProxyType(
         ),
     }
 )
-UNKNOWN: Cells = (None, None, None)
 NOBODY = _rows(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
 
 
