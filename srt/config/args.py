@@ -86,6 +86,7 @@ class ServerArgs:
     native_kernels: bool | None = typed(None, "exec", "use the compiled CPU kernels; default: when a compiler or a cached build is there", at_load=True)
     deterministic: bool = typed(False, "exec", "a request's answer has the same bits whatever else is in the batch and however its prompt is cut")
     moe_force_even_routing: bool = typed(False, "exec", "for measuring weights of noise only: tokens go to the experts in turn, whatever the router says; answers are nonsense")
+    cuda_graph_prefill_tokens: int | None = typed(None, "runner", "largest step with prompts that has a CUDA graph around its attention, in tokens; 0: none", least=0)
     cuda_graph_sizes: tuple[int, ...] | None = typed(None, "runner", "decode batch sizes with a CUDA graph, padded up to; 0 or none: run eagerly")
     tensor_parallel_size: int = typed(1, "parallel", "processes that have a share of the model's every layer each: one to a GPU, or to some of the CPU's cores", least=1)
     rank_sums: str | None = typed(None, "parallel", "who adds what ranks computed: NCCL (gloo on a CPU), or for small sums the GPUs themselves, reading each other's memory", ("library", "direct"))

@@ -15,7 +15,7 @@ from srt.config.facts import Facts
 from srt.config.leaves import convert, leaf_table
 from srt.config.rules_device import decide_device
 from srt.config.rules_exec import decide_exec
-from srt.config.rules_graphs import Sizes, decide_graphs
+from srt.config.rules_graphs import Sizes, decide_graphs, decide_prefill_graphs
 from srt.config.rules_memory import MemoryPlan, decide_memory
 from srt.config.rules_model import ModelPlan, decide_model
 from srt.config.rules_parallel import decide_parallel
@@ -61,11 +61,13 @@ def resolve(
     memory = decide_memory(args, facts, both, room, decisions)
     rows = decide_schedule(args, memory, gpu is not None, decisions)
     graphs = decide_graphs(args, gpu, backends[1], rows, decisions)
+    step_tokens = decisions.values["max_step_tokens"]
+    prefills = decide_prefill_graphs(args, graphs[0], step_tokens, decisions)
     decide_serving(args, entropy, decisions)
     for name, leaf in leaf_table().items():
         if name not in decisions.values and leaf.bag not in ("runner", "draft"):  # all decided
             decisions.default(name)
-    runners, trail = _runners(facts, plan, memory, backends, graphs, draft)
+    runners, trail = _runners(facts, plan, memory, backends, (graphs, prefills), draft)
     return Resolution(
         values={
             bag.namespace: {
@@ -95,7 +97,7 @@ def _runners(
     plan: ModelPlan,
     memory: MemoryPlan,
     backends: tuple[str, str],
-    graphs: Sizes,
+    graphs: tuple[Sizes, Sizes],
     draft: DraftPlan | None,
 ) -> tuple[tuple[RunnerSpec, ...], list[TrailEntry]]:
     """The specs, and the entries of the values that no field of ServerArgs has."""
@@ -109,13 +111,15 @@ def _runners(
         kv_cache_dtype=plan.kv_cache_dtype,
         prefill_attention_backend=backends[0],
         decode_attention_backend=backends[1],
-        graph_sizes=graphs[0],
+        graph_sizes=graphs[0][0],
+        prefill_graph_sizes=graphs[1][0],
     )
     reasons = {
         "role": ("rule", "the model that answers"),
         "model_path": ("model", "where --model was found"),
         "load_format": ("rule", "model.load_format"),
-        "graph_sizes": graphs[1:],
+        "graph_sizes": graphs[0][1:],
+        "prefill_graph_sizes": graphs[1][1:],
         "draft_attention_backend": ("rule", "the target is no draft"),
         "step": ("rule", "the target is no draft"),
     }

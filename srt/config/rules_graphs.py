@@ -11,6 +11,10 @@ NOT_CAPTURED = ("sdpa",)  # its plans are host lists, made anew for each step
 SMALL = (1, 2, 4, 8)
 STEPS = ((64, 8), (128, 16), (512, 32))  # (up to, every)
 
+PREFILL_TOKENS = 1024  # a step of more keeps the GPU busy for longer than its launches take
+LEAST_TOKENS = 16
+PREFILL_STEPS = ((128, 16), (512, 64), (1024, 128), (8192, 512))  # (up to, every)
+
 Sizes = tuple[tuple[int, ...], str, str]  # sizes, source, reason
 
 
@@ -55,6 +59,41 @@ def default_sizes(rows: int) -> tuple[int, ...]:
         low = most
     last = min(rows, low)
     return (*(size for size in sizes if size < last), last)
+
+
+def decide_prefill_graphs(
+    args: ServerArgs, decode: tuple[int, ...], step_tokens: int, decisions: Decisions
+) -> Sizes:
+    """Numbers of tokens of steps with prompts. `decode`: the batch sizes that have graphs; step_tokens:
+    the most tokens of a step. Raises ConfigError if graphs were asked for and cannot be had."""
+    asked = args.cuda_graph_prefill_tokens
+    if not decode:
+        if asked:
+            raise ConfigError(
+                f"--cuda-graph-prefill-tokens {asked} was asked for, but decode steps have no CUDA "
+                "graphs here, and prompts have none without them; allowed: 0, or leave it out"
+            )
+        return (), "rule", "decode steps have no graphs"
+    if asked is None:
+        most = min(PREFILL_TOKENS, step_tokens)
+        return (
+            prefill_sizes(most),
+            "rule",
+            f"steps of up to {most} tokens, whose launches would take longer than their work",
+        )
+    source, reason = decisions.asked("cuda_graph_prefill_tokens")
+    return prefill_sizes(min(asked, step_tokens)), source, reason
+
+
+def prefill_sizes(most: int) -> tuple[int, ...]:
+    """From 16 tokens on every 16 to 128, every 64 to 512, every 128 to 1,024, every 512 beyond, so that
+    padding stays small; none above `most`."""
+    sizes: list[int] = []
+    low = 0
+    for limit, step in PREFILL_STEPS:
+        sizes += range(low + step, limit + 1, step)
+        low = limit
+    return tuple(size for size in sizes if LEAST_TOKENS <= size <= most)
 
 
 def _words(sizes: tuple[int, ...]) -> str:

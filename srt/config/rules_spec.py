@@ -285,6 +285,7 @@ def _draft_runner(
         "prefill_attention_backend": draft.prefill,
         "decode_attention_backend": draft.decode,
         "graph_sizes": (target.graph_sizes, "rule", "the target's: they decode together"),
+        "prefill_graph_sizes": ((), "rule", "a draft's prompts are short work"),
         "draft_attention_backend": draft.backend,
         "step": (step, "rule", "the draft is one" if step is None else "a runner for each layer"),
     }

@@ -23,6 +23,7 @@ class RunnerSpec:
     prefill_attention_backend: str
     decode_attention_backend: str
     graph_sizes: tuple[int, ...]  # batch sizes with a captured graph; () runs eagerly
+    prefill_graph_sizes: tuple[int, ...] = ()  # numbers of tokens of steps with prompts, likewise
     draft_attention_backend: str | None = None  # a draft's own, for both halves; None: as above
     step: int | None = None  # which of the draft's layers, if each has a runner; None: all of it
 

@@ -10,13 +10,11 @@ from srt.protocols.worker import Worker, WorkerFacts
 from srt.runner.decode_graphs import DecodeGraphs
 from srt.runner.device_worker import DeviceWorker
 from srt.runner.model_runner import ModelRunner
-from srt.runner.prefill_graphs import PrefillCudaGraphRunner, default_sizes
+from srt.runner.prefill_graphs import PrefillCudaGraphRunner
 from srt.runner.staging import Staging
 from srt.runner.timeline import Timeline
 from srt.runner.warm_up import warm_up
 from srt.sampling.device_sampler import DeviceSampler
-
-MOST_PREFILL_TOKENS = 1024  # a step of more keeps the device busy for longer than its launches take
 
 SpeculateOnDevice = Callable[[DeviceWorker, list[ModelRunner]], Worker]
 
@@ -35,8 +33,7 @@ def build_device_worker(
     sampler = DeviceSampler(facts.max_rows, facts.vocab_size, runner.device)
     sizes = runner.spec.graph_sizes
     decodes = DecodeGraphs(runner, timeline, staging, sizes)
-    prefill_sizes = default_sizes(MOST_PREFILL_TOKENS) if sizes else ()
-    prefills = PrefillCudaGraphRunner(runner, timeline, prefill_sizes)
+    prefills = PrefillCudaGraphRunner(runner, timeline, runner.spec.prefill_graph_sizes)
     plain = DeviceWorker(runner, sampler, facts, timeline, decodes, prefills, staging)
     worker: Worker = plain if speculate is None else speculate(plain, runners[1:])
     warm_up(

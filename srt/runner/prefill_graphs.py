@@ -27,18 +27,6 @@ logger = logging.getLogger(__name__)
 
 LEAST_TOKENS = 16
 MOST_PADDING = 2.0  # a step is not padded to more than this many times its tokens
-STEPS = ((128, 16), (512, 64), (1024, 128))  # (up to, every)
-
-
-def default_sizes(most: int) -> tuple[int, ...]:
-    """Numbers of tokens to record: padding stays below an eighth but for the smallest; none above
-    `most`."""
-    sizes: list[int] = []
-    low = 0
-    for limit, step in STEPS:
-        sizes += range(low + step, limit + 1, step)
-        low = limit
-    return tuple(size for size in sizes if LEAST_TOKENS <= size <= most)
 
 
 class PausedAttention:
@@ -117,8 +105,8 @@ class PrefillCudaGraphRunner:
         return [size for size in self._sizes if size not in self._recorded]
 
     def size_for(self, num_tokens: int) -> int | None:
-        """The recorded size that a step of so many tokens is padded to; None: it runs eagerly. The one
-        rule: the next size up is recorded, and the padding is not more than the step is worth."""
+        """The recorded size that a step of so many tokens is padded to; None: it runs eagerly. The
+        next size up must be recorded, and the padding not more than the step is worth."""
         for size in self._sizes[bisect_left(self._sizes, num_tokens) :]:
             if size > max(MOST_PADDING * num_tokens, LEAST_TOKENS):
                 return None
@@ -126,8 +114,24 @@ class PrefillCudaGraphRunner:
                 return size
         return None
 
+    @property
+    def max_addressable_prefix_len(self) -> int:
+        """How many tokens may stand before a step's: as many as the runner's own context, if it has one,
+        and as its rows of the page table can name. Never what a flag said: a draft and a target may
+        differ in both."""
+        runner = self._runner
+        width = runner.table.tensor.shape[1] * runner.pool.page_size
+        return min(width, runner.context_length) if runner.context_length > 0 else width
+
     def can_run(self, inputs: StepInputs) -> bool:
-        return inputs.attention.bases is None and self.size_for(len(inputs.token_ids)) is not None
+        """The one rule of eligibility: plain chains, no prefix past what can be named, and a recorded
+        size that fits."""
+        batch = inputs.attention
+        return (
+            batch.bases is None
+            and max(batch.starts_host, default=0) <= self.max_addressable_prefix_len
+            and self.size_for(len(inputs.token_ids)) is not None
+        )
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
         """Like `ModelRunner.forward`, for a step that `can_run`. Valid until the next step."""

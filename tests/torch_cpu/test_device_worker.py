@@ -15,7 +15,7 @@ from srt.protocols.worker import WorkerFacts
 from srt.runner.decode_graphs import DecodeGraphs
 from srt.runner.device_worker import DeviceWorker
 from srt.runner.model_runner import ModelRunner
-from srt.runner.prefill_graphs import PrefillCudaGraphRunner, default_sizes
+from srt.runner.prefill_graphs import PrefillCudaGraphRunner
 from srt.runner.staging import Staging
 from srt.runner.timeline import HostTimeline
 from srt.runner.warm_up import warm_up
@@ -240,8 +240,15 @@ def test_one_rule_says_what_a_step_is_padded_to(num_tokens: int, size: int | Non
     assert worker.prefills.size_for(num_tokens) == size
 
 
-def test_default_sizes_pad_little() -> None:
-    sizes = default_sizes(1024)
-    assert sizes[0] == 16 and sizes[-1] == 1024
-    assert all(high <= low * 2 for low, high in zip(sizes, sizes[1:], strict=False))
-    assert default_sizes(100)[-1] == 96 and default_sizes(8) == ()
+@pytest.mark.parametrize(
+    ("context", "width", "most"), [(64, 128, 64), (0, 128, 128), (200, 128, 128)]
+)
+def test_a_prefix_is_bounded_by_the_runner_itself(
+    context: int, width: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own resolved context and its rows of the page table, whatever a flag says."""
+    worker = make_worker((), (16,))
+    runner = worker.runner
+    assert runner.table.tensor.shape[1] * runner.pool.page_size == width
+    monkeypatch.setattr(runner, "context_length", context)
+    assert worker.prefills.max_addressable_prefix_len == most

@@ -17,7 +17,7 @@ from srt.config.explain import explain, render_table
 from srt.config.facts import Facts
 from srt.config.flags import build_parser, read_namespace
 from srt.config.resolve import Resolution, resolve
-from srt.config.rules_graphs import default_sizes
+from srt.config.rules_graphs import default_sizes, prefill_sizes
 from srt.errors import ConfigError
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
@@ -313,6 +313,20 @@ def test_graph_sizes_reach_from_one_to_all_requests() -> None:
         resolution = decide(cuda_graph_sizes=off)
         assert resolution.runners[0].graph_sizes == ()
         assert reasons(resolution)["target.graph_sizes"][1] == "typed"
+
+
+def test_prompts_have_graphs_up_to_where_launches_matter() -> None:
+    sizes = prefill_sizes(1024)
+    assert sizes[:3] == (16, 32, 48) and sizes[-2:] == (896, 1024)
+    assert all(high <= low * 2 for low, high in zip(sizes, sizes[1:], strict=False))
+    assert prefill_sizes(100)[-1] == 96 and prefill_sizes(8) == ()
+    assert decide().runners[0].prefill_graph_sizes == sizes
+    assert decide(max_step_tokens=300).runners[0].prefill_graph_sizes[-1] == 256
+    assert decide(cuda_graph_prefill_tokens=0).runners[0].prefill_graph_sizes == ()
+    assert decide(cuda_graph_prefill_tokens=2048).runners[0].prefill_graph_sizes[-1] == 2048
+    assert decide(cuda_graph_sizes=(0,)).runners[0].prefill_graph_sizes == ()
+    with pytest.raises(ConfigError, match="decode steps have no CUDA"):
+        decide(cuda_graph_sizes=(0,), cuda_graph_prefill_tokens=64)
 
 
 @pytest.mark.parametrize(

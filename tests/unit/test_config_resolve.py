@@ -23,6 +23,7 @@ from srt.runner.memory import PoolNeed, size_pools
 SHORTHANDS = {
     "attention_backend",  # stands for both halves and has no value of its own
     "cuda_graph_sizes",  # becomes graph_sizes
+    "cuda_graph_prefill_tokens",  # becomes prefill_graph_sizes
 }
 DRAFT_ONLY = ("attention_backend", "load_format", "kv_cache_dtype", "quantization")
 
@@ -65,6 +66,7 @@ def test_every_field_has_a_leaf_and_every_leaf_a_field() -> None:
             "role",
             "model_path",
             "graph_sizes",
+            "prefill_graph_sizes",
             "load_format",
             "draft_attention_backend",
             "step",
