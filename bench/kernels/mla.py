@@ -26,6 +26,8 @@ from kernels.mla_attention.triton import (
     decode_shape,
 )
 from kernels.mla_attention.triton_spans import SpanAttention, cut_spans
+from srt.attention.mla import Spans
+from srt.attention.mla_flashinfer import FlashInferMla
 from srt.layers.latent import LatentArch, UpProjection
 
 LITE = LatentArch(rank=512, nope=128, rope=64, value=128, q_rank=None, scale=0.1, interleaved=True)
@@ -134,8 +136,9 @@ def show_decodes(rate: float, tune: bool) -> None:
             )
 
 
-def show_spans() -> None:
+def show_spans(rivals: bool) -> None:
     attention = SpanAttention()
+    rival = FlashInferMla() if rivals else None
     for queries, keys in SPANS:
         causal = queries == keys
         q = torch.randn(sum(queries), HEADS, LITE.query, device="cuda", dtype=BF16)
@@ -146,6 +149,13 @@ def show_spans() -> None:
         pairs = sum(a * (b - a / 2 if causal else b) for a, b in zip(queries, keys, strict=True))
         work = 2 * HEADS * (LITE.query + LITE.value) * pairs
         print(f"expanded {queries} on {keys}: {taken:.0f} us, {work / taken / 1e6:.0f} TFLOP/s")
+        if rival is not None:
+            spans = Spans(queries, keys, causal)
+            right = attention.run(q, k, v, tiles, causal, LITE.scale)
+            for mine, its in zip(right, rival.attend(q, k, v, spans, LITE.scale), strict=True):
+                torch.testing.assert_close(its, mine, rtol=2e-2, atol=2e-2)
+            taken = microseconds([partial(rival.attend, q, k, v, spans, LITE.scale)], 3)
+            print(f"  flashinfer: right, {taken:.0f} us, {work / taken / 1e6:.0f} TFLOP/s")
 
 
 def show_surroundings() -> None:
@@ -176,6 +186,9 @@ def show_surroundings() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kernels.mla")
     parser.add_argument("--tune", action="store_true", help="other tile shapes too")
+    parser.add_argument(
+        "--flashinfer", action="store_true", help="beside ours; may compile a minute"
+    )
     options = parser.parse_args()
     torch.manual_seed(torch.seed() % 2**32)
     with torch.inference_mode():
@@ -183,7 +196,7 @@ def main() -> None:
         rate = memory_bandwidth()
         print(f"memory: {rate / 1e12:.2f} TB/s")
         show_decodes(rate, options.tune)
-        show_spans()
+        show_spans(options.flashinfer)
         show_surroundings()
 
 

@@ -97,6 +97,7 @@ TABLE: tuple[Capability, ...] = (
         library="flashinfer",
         min_capability=80,
         ready=frozenset({("bfloat16", 128)}),
+        has_latent=frozenset({"prefill"}),
     ),
     Capability(
         name="triton",
@@ -160,6 +161,8 @@ def lacks(row: Capability, need: Need, half: Half = "decode") -> list[str]:
             found.append(f"cannot {half} MLA")
         elif need.dtype == FP8:
             found.append(f"reads no latents in {need.dtype}")
+        elif row.name == "flashinfer" and not need.has_triton:
+            found.append("joins its parts with Triton, which is not installed")
     elif row.head_dims is not None and need.head_dim not in row.head_dims:
         found.append(f"head_dim {need.head_dim} is not one of {sorted(row.head_dims)}")
     elif need.head_dim > row.max_head_dim:

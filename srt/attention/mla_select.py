@@ -17,7 +17,7 @@ def build_mla_backend(
 ) -> MlaAttention:
     """What is absorbed is the decode half's business, what is expanded the prefill half's."""
     cores = {name: _build(name, len(ups[0].keys), settings) for name in {pair.prefill, pair.decode}}
-    merge = merge_state.select("triton" if pair.prefill == "triton" else "torch")
+    merge = merge_state.select("torch" if pair.prefill == "sdpa" else "triton")
     return MlaAttention(cores[pair.decode], cores[pair.prefill], merge, ups, settings)
 
 
@@ -26,5 +26,9 @@ def _build(name: str, heads: int, settings: MlaSettings) -> MlaCore:
         from srt.attention.mla_triton import TritonMla
 
         return TritonMla(heads, deterministic=settings.deterministic)
+    if name == "flashinfer":
+        from srt.attention.mla_flashinfer import FlashInferMla
+
+        return FlashInferMla()
     assert name == "sdpa", name
     return SdpaMla()

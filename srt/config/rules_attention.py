@@ -169,8 +169,6 @@ def _triton_lack(place: Place) -> str | None:
 def _flashinfer_lack(place: Place) -> str | None:
     if place.gpu is None:
         return "flashinfer runs on GPUs, and this model runs on the CPU"
-    if place.has_latent:
-        return "flashinfer is not used with MLA"
     if place.flashinfer_trouble:
         return place.flashinfer_trouble
     if place.deterministic:
@@ -179,6 +177,8 @@ def _flashinfer_lack(place: Place) -> str | None:
         return f"flashinfer computes in {' or '.join(HALF_TYPES)}, not {place.dtype}"
     if place.kv_cache_dtype not in HALF_TYPES:
         return f"flashinfer reads a cache in {' or '.join(HALF_TYPES)}, not {place.kv_cache_dtype}"
+    if place.has_latent:
+        return None
     if place.head_dim not in FLASHINFER_HEAD_DIMS:
         sizes = ", ".join(map(str, FLASHINFER_HEAD_DIMS))
         return f"flashinfer takes head sizes {sizes}, not {place.head_dim}"
@@ -193,6 +193,8 @@ def _not_first(place: Place) -> str | None:
     if place.gpu.capability < FLASHINFER_CAPABILITY:
         least = FLASHINFER_CAPABILITY
         return f"flashinfer is faster from sm_{least} on, this is sm_{place.gpu.capability}"
+    if place.has_latent:
+        return "flashinfer would have to compile for MLA; ask for it by name, for prompts"
     if place.head_dim != READY_HEAD_DIM or "float16" in (place.dtype, place.kv_cache_dtype):
         return "flashinfer would have to compile for this head size and type; ask for it by name"
     return None

@@ -1,0 +1,100 @@
+"""The expanded form of MLA by FlashInfer's prefill over K and V side by side, which on Hopper is FA3.
+
+Its logarithms are those of base 2; who merges wants natural ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from srt.attention.flashinfer_plan import Planned, Shape, running
+from srt.attention.mla import Spans
+from srt.attention.send import pin
+from srt.layers.latent import UpProjection
+from srt.protocols.attention import AttentionBatch
+from srt.protocols.kv_pool import KVPool
+
+WORKSPACE_BYTES = 256 << 20
+HOPPER = (9, 0)
+LN_2 = 0.6931471805599453
+
+
+class FlashInferMla:
+    """A `srt.attention.mla.MlaCore` for what is expanded; another one absorbs. Each of a step's spans
+    has a wrapper of its own, planned in the first layer; the next step takes those that were used
+    longest ago."""
+
+    name = "flashinfer"
+
+    def __init__(self) -> None:
+        self._workspace: torch.Tensor | None = None
+        self._free: deque[Planned] = deque()
+        self._used: dict[Spans, Planned] = {}
+
+    def start(self) -> None:
+        self._free.extend(self._used.values())
+        self._used.clear()
+
+    def plan(self, batch: AttentionBatch) -> None:
+        raise AssertionError("the capability table says that it does not absorb")
+
+    capture = replay = plan
+
+    def absorbed(
+        self, q: torch.Tensor, layer: int, pool: KVPool, up: UpProjection, scale: float
+    ) -> torch.Tensor:
+        raise AssertionError("the capability table says that it does not absorb")
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: Spans, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        planned = self._used.get(spans)
+        if planned is None:
+            planned = self._used[spans] = self._next(q.device)
+            self._plan(planned, q, k, v, spans, scale)
+        out, lse = planned.wrapper.run(q, k, v, return_lse=True)
+        return out, lse.mul_(LN_2)
+
+    def _plan(
+        self,
+        planned: Planned,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        spans: Spans,
+        scale: float,
+    ) -> None:
+        heads = q.shape[1]
+        shape = Shape(
+            heads=heads,
+            num_kv=heads,
+            dim=q.shape[2],
+            page_size=1,
+            scale=scale,
+            dtype=q.dtype,
+            kv_dtype=k.dtype,
+        )
+        queries, keys = (
+            pin(running(np.array(counts, dtype=np.int32)), q.device)
+            for counts in (spans.queries, spans.keys)
+        )
+        sizes = (heads, heads, q.shape[2], v.shape[2])
+        planned.plan(shape, queries, keys, *sizes, causal=spans.causal)
+
+    def _next(self, device: torch.device) -> Planned:
+        """Two steps never share one: a plan leaves by a copy out of memory that it still needs."""
+        if len(self._free) > len(self._used) + 1:
+            return self._free.popleft()
+        return Planned(self._wrapper(device))
+
+    def _wrapper(self, device: torch.device) -> Any:
+        import flashinfer
+
+        if self._workspace is None:
+            self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        kernel = "fa3" if torch.cuda.get_device_capability(device) == HOPPER else "fa2"
+        return flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, backend=kernel)

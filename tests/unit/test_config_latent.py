@@ -1,0 +1,73 @@
+"""What is resolved for models whose KV cache holds latents (MLA)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from config_gpu import gpu_facts
+
+from srt.config.args import ServerArgs
+from srt.config.dummy import dummy_facts
+from srt.config.facts import Facts
+from srt.config.gate import after_load
+from srt.config.probe_hf import probe_hf
+from srt.config.resolve import resolve
+from srt.errors import ConfigError
+
+SHAPE = Path(__file__).parent.parent.parent / "bench" / "shapes" / "deepseek-v2-lite.json"
+
+
+def facts_on(facts: Facts, folder: Path, **changes: Any) -> Facts:
+    (folder / "config.json").write_text(json.dumps({**json.loads(SHAPE.read_text()), **changes}))
+    return replace(facts, model=probe_hf(folder, "lite"))
+
+
+def test_sizes_are_those_of_latents(tmp_path: Path) -> None:
+    model = facts_on(gpu_facts(), tmp_path).model
+    assert (model.head_dim, model.num_kv_heads) == (192, 16)
+    assert 15.6e9 < model.num_parameters < 15.8e9
+    found = resolve(ServerArgs(load_format="dummy"), gpu_facts_of(tmp_path), entropy=0)
+    entry = next(each for each in found.trail if each.field == "schedule.max_total_tokens")
+    assert f"{27 * 576 * 2} bytes a token" in entry.reason
+    assert found.values["schedule"]["max_prefix_chunk_tokens"] == 32768
+
+
+def gpu_facts_of(folder: Path) -> Facts:
+    return facts_on(gpu_facts(), folder)
+
+
+def test_a_gpu_has_triton_for_both_halves_and_flashinfer_by_name(tmp_path: Path) -> None:
+    facts = gpu_facts_of(tmp_path)
+    [spec] = resolve(ServerArgs(load_format="dummy"), facts, entropy=0).runners
+    pair = (spec.prefill_attention_backend, spec.decode_attention_backend)
+    assert pair == ("triton", "triton")
+    args = ServerArgs(load_format="dummy", prefill_attention_backend="flashinfer")
+    [spec] = resolve(args, facts, entropy=0).runners
+    assert spec.prefill_attention_backend == "flashinfer"
+
+
+def test_a_cpu_has_sdpa_and_native_is_refused(tmp_path: Path) -> None:
+    facts = dummy_facts()
+    machine = replace(facts.machine, compiler="cc")
+    facts = facts_on(replace(facts, machine=machine), tmp_path, num_hidden_layers=1)
+    asked: dict[str, Any] = {"load_format": "dummy", "max_total_tokens": 512, "context_length": 256}
+    [spec] = resolve(ServerArgs(**asked), facts, entropy=0).runners
+    assert spec.prefill_attention_backend == spec.decode_attention_backend == "sdpa"
+    with pytest.raises(ConfigError, match="native attention has no MLA; allowed here: sdpa"):
+        resolve(ServerArgs(**asked, attention_backend="native"), facts, entropy=0)
+
+
+def test_ranks_cannot_divide_latents_yet(tmp_path: Path) -> None:
+    args = ServerArgs(load_format="dummy", tensor_parallel_size=2, device="cpu")
+    with pytest.raises(ConfigError, match="latents for K and V, which ranks cannot divide yet"):
+        resolve(args, gpu_facts_of(tmp_path), entropy=0)
+
+
+def test_explain_after_load_knows_the_gate(tmp_path: Path) -> None:
+    args = ServerArgs(load_format="dummy", prefill_attention_backend="triton")
+    found = resolve(args, gpu_facts_of(tmp_path), entropy=0)
+    assert after_load(args, found, use_mla_backend=True) is found
