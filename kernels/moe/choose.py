@@ -64,15 +64,17 @@ def choose_experts(
         choice = tl.where(is_in[:, None], choice, float("-inf"))
     choice = tl.reshape(choice, [WIDTH * DEPTH])
     scores = tl.reshape(scores, [WIDTH * DEPTH])
-    experts = tl.reshape(experts, [WIDTH * DEPTH])
     index = tl.arange(0, WIDTH * DEPTH)
     slots = tl.arange(0, SLOTS)
     weights = tl.zeros([SLOTS], tl.float32)
     chosen = tl.zeros([SLOTS], tl.int32)
     for slot in tl.static_range(TOP):
-        is_best = index == tl.argmax(choice, 0)
-        weights = tl.where(slots == slot, tl.sum(tl.where(is_best, scores, 0.0), 0), weights)
-        chosen = tl.where(slots == slot, tl.sum(tl.where(is_best, experts, 0), 0), chosen)
+        score, best = tl.max(choice, 0, return_indices=True)
+        is_best = index == best
+        if bias_ptr is not None:
+            score = tl.sum(tl.where(is_best, scores, 0.0), 0)
+        weights = tl.where(slots == slot, score, weights)
+        chosen = tl.where(slots == slot, best // DEPTH * size + best % DEPTH, chosen)
         choice = tl.where(is_best, float("-inf"), choice)
     if RENORMALIZE:
         weights = weights / (tl.sum(weights, 0) + 1e-20)
