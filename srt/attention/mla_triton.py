@@ -27,8 +27,10 @@ from srt.protocols.kv_pool import KVPool
 
 
 class TritonMla:
-    """A `srt.attention.mla.MlaCore`. `deterministic`: one tile shape for everything and no tile's keys
-    split, so that a token's bits depend on its own row only."""
+    """A `srt.attention.mla.MlaCore`. Few tokens have the products around their attention done by kernels
+    that do without a launch to join parts. `deterministic`: these for all tokens, since the library's
+    depend on their number; one tile shape for everything and no tile's keys split. So a token's bits
+    depend on its own row only."""
 
     name = "triton"
 
@@ -81,31 +83,19 @@ class TritonMla:
     ) -> torch.Tensor:
         assert self._latents is not None, "absorbed before plan"
         plane = pool.keys(layer)
-        if self._is_few:
-            return self._absorbed_few(q, plane, up, scale)
-        q_latent = up.absorb(q)
+        by_token = self._is_few or self._deterministic
+        q_latent = self._few.absorb(q, up.keys) if by_token else up.absorb(q)
         sums = torch.empty_like(q_latent)
+        parts: torch.Tensor | None = None
         for at, work in self._works:
-            self._latents.run(work, q_latent[at], q[at], plane, sums[at], scale)
+            parts = self._latents.run(
+                work, q_latent[at], q[at], plane, sums[at], scale, folds=not self._is_few
+            )
+        if by_token:
+            return self._few.release(sums, parts, up.values, self._works[0][1])
         out = q.new_empty(*q.shape[:2], up.arch.value)
         up.release(sums, out)
         return out
-
-    def _absorbed_few(
-        self, q: torch.Tensor, plane: torch.Tensor, up: UpProjection, scale: float
-    ) -> torch.Tensor:
-        """Of one launch's few tokens: parts are joined where they are used."""
-        assert self._latents is not None
-        [(_, work)] = self._works
-        q_latent = self._few.absorb(q, up.keys)
-        sums = torch.empty_like(q_latent)
-        parts = self._latents.run(work, q_latent, q, plane, sums, scale, folds=False)
-        return self._few.release(
-            sums,
-            parts,
-            up.values,
-            work,
-        )
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: Spans, scale: float
