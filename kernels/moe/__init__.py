@@ -12,7 +12,7 @@ its company but for the rounding of the products.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kernels.choice import check_shape, check_triton_layout, refuse_implementation, require_triton
 from kernels.moe import reference
@@ -47,6 +47,27 @@ class Experts(Protocol):
         """x: [T, H]; weights [T, k] float32 and experts [T, k] int32, of `Route`. Returns [T, H] in x's
         dtype; a residual [T, H] is added, written over and returned. Experts that are not packed here
         add nothing. Unchecked."""
+        ...
+
+
+@runtime_checkable
+class FusedExperts(Experts, Protocol):
+    """What the experts of implementation "triton" also do while entries are few."""
+
+    def takes_norm(self, num_entries: int, /) -> bool:
+        """Whether `normed` may be asked for so many tokens times experts of each."""
+        ...
+
+    def normed(
+        self,
+        stream: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        /,
+    ) -> torch.Tensor:
+        """stream + self(rms_norm(stream, weight, eps)), written into `stream`. weight: [H]."""
         ...
 
 

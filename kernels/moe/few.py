@@ -12,6 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 @triton.jit
 def gate_few(
     x_ptr,
+    norm_ptr,
     weight_ptr,
     scale_ptr,
     experts_ptr,
@@ -19,6 +20,7 @@ def gate_few(
     num_rows,
     first_expert,
     num_experts,
+    eps,
     TOP: tl.constexpr,
     K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -27,9 +29,9 @@ def gate_few(
     EVEN: tl.constexpr,  # ROWS divides num_rows, and BLOCK divides K
     PDL: tl.constexpr,
 ):
-    """x: [T, K]; weight: [E, num_rows, K], rows 2i and 2i + 1 are gate and up of channel i; scale:
-    float32 [E, num_rows] or None; experts: int32 [T, TOP]; out: [T TOP, num_rows / 2].
-    grid: [num_rows / ROWS, T TOP]."""
+    """x: [T, K]; norm: [K], of an RMS norm before, or None; weight: [E, num_rows, K], rows 2i and 2i + 1
+    are gate and up of channel i; scale: float32 [E, num_rows] or None; experts: int32 [T, TOP]; out:
+    [T TOP, num_rows / 2]. grid: [num_rows / ROWS, T TOP]."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     entry = tl.program_id(1)
@@ -44,16 +46,22 @@ def gate_few(
         weight_ptr + ((expert.to(tl.int64) * num_rows + rows) * K)[:, None] + columns[None, :]
     )
     total = tl.zeros([ROWS, BLOCK], tl.float32)
+    squares = tl.zeros([BLOCK], tl.float32)
     for k in tl.range(0, K, BLOCK, num_stages=STAGES):
         if EVEN:
             weight = tl.load(weight_at + k)
-            x = tl.load(x_at + k)
+            x = tl.load(x_at + k).to(tl.float32)
         else:
             inside = k + columns < K
             weight = tl.load(weight_at + k, mask=(rows < num_rows)[:, None] & inside, other=0.0)
-            x = tl.load(x_at + k, mask=inside, other=0.0)
-        total += weight.to(tl.float32) * x.to(tl.float32)[None, :]
+            x = tl.load(x_at + k, mask=inside, other=0.0).to(tl.float32)
+        if norm_ptr is not None:
+            squares += x * x
+            x *= tl.load(norm_ptr + k + columns, mask=k + columns < K, other=0.0).to(tl.float32)
+        total += weight.to(tl.float32) * x[None, :]
     made = tl.sum(total, 1)
+    if norm_ptr is not None:
+        made *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
     if scale_ptr is not None:
         made *= tl.load(scale_ptr + expert * num_rows + rows, mask=rows < num_rows, other=0.0)
     gate, up = tl.split(tl.reshape(made, [ROWS // 2, 2]))

@@ -20,6 +20,7 @@ from kernels.moe.routing import Routing
 from kernels.moe.stacked import Stacked
 
 FETCHED_COLUMNS = 64  # of 16 bits, that the copy engine takes at once
+Norm = tuple[torch.Tensor, float]  # weight [K] and eps
 CHUNK = 2048  # entries that are looked at together
 ADDED = 1024  # columns that are
 
@@ -68,7 +69,7 @@ def bind() -> MoeOps:
 
 
 class GroupedExperts:
-    """A `kernels.moe.Experts`. The gates and ups it is given are brought together in place."""
+    """A `kernels.moe.FusedExperts`. The gates and ups it is given are brought together in place."""
 
     def __init__(
         self, gate_up: Stacked, down: Stacked, first: int, kernels: Kernels, *, invariant: bool
@@ -89,13 +90,32 @@ class GroupedExperts:
         experts: torch.Tensor,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        plan = find_plan(
-            experts.numel(),
+        return self.run(x, weights, experts, residual, self._find(experts.numel()))
+
+    def _find(self, num_entries: int) -> Plan:
+        return find_plan(
+            num_entries,
             self._gate_up.values.shape[0],
             invariant=self._invariant,
             can_fetch=self._can_fetch,
         )
-        return self.run(x, weights, experts, residual, plan)
+
+    def takes_norm(self, num_entries: int) -> bool:
+        return isinstance(self._find(num_entries).gate_up, FewPlan)
+
+    def normed(
+        self,
+        stream: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+    ) -> torch.Tensor:
+        plan = self._find(experts.numel())
+        assert isinstance(plan.gate_up, FewPlan) and isinstance(plan.down, FewPlan)
+        made = self._gate_few(stream, (weight, eps), experts, plan.gate_up)
+        self._down_few(made, weights, experts, stream, stream, plan.down)
+        return stream
 
     def run(
         self,
@@ -111,36 +131,44 @@ class GroupedExperts:
             return out
         gate_up, down = plan.gate_up, plan.down
         if isinstance(gate_up, FewPlan) and isinstance(down, FewPlan):
-            self._run_few(x, weights, experts, residual, out, gate_up, down)
+            made = self._gate_few(x, None, experts, gate_up)
+            self._down_few(made, weights, experts, residual, out, down)
         else:
             assert not isinstance(gate_up, FewPlan) and not isinstance(down, FewPlan)
             self._run_tiles(x, weights, experts, residual, out, plan.tile, gate_up, down)
         return out
 
-    def _run_few(
+    def _gate_few(
+        self, x: torch.Tensor, norm: Norm | None, experts: torch.Tensor, plan: FewPlan
+    ) -> torch.Tensor:
+        """[entries, I]"""
+        entries, top = experts.numel(), experts.shape[1]
+        count, both, hidden = self._gate_up.values.shape
+        plan = fit(plan, hidden)
+        made = x.new_empty((entries, both // 2))
+        weight, eps = norm or (None, 0.0)
+        is_even = both % plan.rows == 0 and hidden % plan.block == 0
+        self._kernels.gate_few(
+            (-(-both // plan.rows), entries, 1),
+            (x, weight, self._gate_up.values, self._gate_up.scales, experts, made),
+            (both, self._first, count, eps),
+            (top, hidden, plan.rows, plan.block, plan.stages, is_even),
+            num_warps=plan.warps,
+        )
+        return made
+
+    def _down_few(
         self,
-        x: torch.Tensor,
+        made: torch.Tensor,
         weights: torch.Tensor,
         experts: torch.Tensor,
         residual: torch.Tensor | None,
         out: torch.Tensor,
-        gate_plan: FewPlan,
-        down_plan: FewPlan,
+        plan: FewPlan,
     ) -> None:
         tokens, top = experts.shape
-        count, both, hidden = self._gate_up.values.shape
-        inner = both // 2
-        plan = fit(gate_plan, hidden)
-        made = x.new_empty((tokens * top, inner))
-        is_even = both % plan.rows == 0 and hidden % plan.block == 0
-        self._kernels.gate_few(
-            (-(-both // plan.rows), tokens * top, 1),
-            (x, self._gate_up.values, self._gate_up.scales, experts, made),
-            (both, self._first, count),
-            (top, hidden, plan.rows, plan.block, plan.stages, is_even),
-            num_warps=plan.warps,
-        )
-        plan = fit(down_plan, inner)
+        count, hidden, inner = self._down.values.shape
+        plan = fit(plan, inner)
         is_even = hidden % plan.rows == 0 and inner % plan.block == 0
         held = (self._down.values, self._down.scales, experts, weights)
         self._kernels.down_few(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from kernels.linear import FusedLinear, Linear
-from kernels.moe import Experts, Route, Routing
+from kernels.moe import Experts, FusedExperts, Route, Routing
 from kernels.ops import Ops
 from kernels.rms_norm import RMSNorm
 from srt.layers.moe import MoeArch
@@ -20,7 +20,7 @@ class MoeBlock:
     """A `srt.models.blocks.Mlp`. Where ranks divide the experts among themselves, each adds what its own
     make."""
 
-    __slots__ = ("routing", "router", "bias", "experts", "shared", "_route", "_rms_norm")
+    __slots__ = ("routing", "router", "bias", "experts", "shared", "_route", "_rms_norm", "_fused")
 
     def __init__(self, weights: Weights, name: str, ops: Ops, moe: MoeArch) -> None:
         self.routing: Routing = moe.routing
@@ -31,6 +31,9 @@ class MoeBlock:
         self.shared = GatedMlp(weights, f"{name}.shared", ops) if is_apart else None
         self._route: Route = ops.moe.route
         self._rms_norm: RMSNorm = ops.rms_norm
+        self._fused: tuple[FusedLinear, FusedExperts] | None = None
+        if isinstance(self.router, FusedLinear) and isinstance(self.experts, FusedExperts):
+            self._fused = None if self.shared else (self.router, self.experts)
 
     @property
     def is_fused(self) -> bool:
@@ -45,6 +48,12 @@ class MoeBlock:
 
     def add_normed(self, stream: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """stream + self(rms_norm(stream, weight, eps)); `stream` is written."""
+        if self._fused is not None:
+            router, experts = self._fused
+            if experts.takes_norm(len(stream) * self.routing.each):
+                logits = router.normed(stream, weight, eps)
+                chosen = self._route(logits, self.routing, self.bias)
+                return experts.normed(stream, weight, eps, *chosen)
         x = self._rms_norm(stream, weight, eps)
         chosen = self._route(self.router(x), self.routing, self.bias)
         if self.shared is not None:

@@ -40,8 +40,8 @@ def compile_all() -> int:
             gate, down = plan.gate_up, plan.down
             if isinstance(gate, FewPlan) and isinstance(down, FewPlan):
                 shape = (gate.rows, gate.block, gate.stages, True)
-                types = [bf16, weight, scale, i32, bf16]
-                forms.append((gate_few, types, (3,) * 3, (TOP, HIDDEN, *shape), gate.warps))
+                types = [bf16, bf16, weight, scale, i32, bf16]
+                forms.append((gate_few, types, (3, 3, 3, 0.5), (TOP, HIDDEN, *shape), gate.warps))
                 shape = (down.rows, down.block, down.stages, True)
                 types = [bf16, weight, scale, i32, f32, bf16, bf16]
                 forms.append((down_few, types, (3,) * 3, (TOP, INNER, *shape), down.warps))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.moe import Routing, pack_experts, plans, route
+from kernels.rms_norm import rms_norm
 from tests.triton_loops import mend_loop_bounds
 
 BF16 = torch.bfloat16
@@ -114,6 +115,18 @@ def test_a_residual_is_added_and_written_over(tokens, device):
     exact = exactly(x, gate_up, down, *chosen) + residual.float()
     found = pack_experts(gate_up, down, implementation="triton")(x, *chosen, residual)
     assert found.data_ptr() == residual.data_ptr()
+    close(found, exact)
+
+
+def test_few_tokens_take_in_the_norm_before(device):
+    stream, gate_up, down, *chosen = make_experts(3, 80, 32, 6, 2, device)
+    norm = torch.rand(80, device=device).add_(0.5).to(BF16)
+    x = rms_norm(stream.float(), norm.float(), 1e-5, implementation="reference")
+    exact = exactly(x, gate_up, down, *chosen) + stream.float()
+    packed = pack_experts(gate_up, down, implementation="triton")
+    assert packed.takes_norm(6) and not packed.takes_norm(plans.FEW_ENTRIES + 1)
+    found = packed.normed(stream, norm, 1e-5, *chosen)
+    assert found.data_ptr() == stream.data_ptr()
     close(found, exact)
 
 
