@@ -242,6 +242,8 @@ class GroupedExperts:
 
 def pair_in_place(held: torch.Tensor, order: torch.Tensor) -> None:
     """Rows of every expert, [E, N, ...], in this order; an expert at a time, as memory is dear."""
+    if held.itemsize == 1:
+        held = held.view(torch.uint8)  # a GPU does not gather what has 8 bits otherwise
     for expert in held:
         expert.copy_(expert[order])
 

@@ -124,8 +124,8 @@ def pack_share(
 
 
 def pack_own_experts(
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: torch.Tensor | QuantizedWeight,
+    down: torch.Tensor | QuantizedWeight,
     num_experts: int,
     quantization: str | None,
     pack: PackExperts,

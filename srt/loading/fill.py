@@ -15,7 +15,7 @@ from srt.layers.parameters import Cut, Parameter, Part, Weights
 
 Value = torch.Tensor | QuantizedWeight
 Pack = Callable[[str, Value, torch.Tensor | None], Linear]
-PackExperts = Callable[[str, torch.Tensor, torch.Tensor], Experts]
+PackExperts = Callable[[str, Value, Value], Experts]
 NamedTensors = Iterable[tuple[str, Value]]
 
 SHOWN = 5  # names listed in an error before "and N more"
@@ -61,7 +61,7 @@ def fill(
     wanted = _destinations(parameters)
     seen: set[str] = set()
     weights = Weights()
-    halves: dict[str, torch.Tensor] = {}
+    halves: dict[str, Value] = {}
     for source, given in checkpoint:
         if source not in wanted:
             raise ConfigError(f"{origin}: tensor {source!r} belongs to no parameter of this model")
@@ -83,7 +83,7 @@ def fill(
             pending.arrived[part] = kept[part.cut]
             if pending.is_complete:
                 if pending.parameter.kind == "experts":
-                    _finish_experts(pending, halves, weights, pack_experts, origin)
+                    _finish_experts(pending, halves, weights, pack_experts)
                 else:
                     _finish(pending, weights, pack)
         progress(len(seen) / len(wanted))
@@ -116,18 +116,13 @@ def _finish(pending: _Pending, weights: Weights, pack: Pack) -> None:
 
 def _finish_experts(
     pending: _Pending,
-    halves: dict[str, torch.Tensor],
+    halves: dict[str, Value],
     weights: Weights,
     pack: PackExperts | None,
-    origin: str,
 ) -> None:
     """Packs both stacks when the second of them is there; `halves` has the others'."""
     name, value = pending.parameter.name, pending.stack(pending.parameter.parts)
-    assert pack is not None, name
-    if not isinstance(value, torch.Tensor):
-        raise ConfigError(
-            f"{origin}: {name} is quantized in the checkpoint, which experts cannot be"
-        )
+    assert pack is not None and value is not None, name
     halves[name] = value
     owner = name.removesuffix(".gate_up").removesuffix(".down")
     if f"{owner}.gate_up" in halves and f"{owner}.down" in halves:

@@ -16,7 +16,6 @@ import torch
 
 import kernels.step_inputs
 from kernels.linear import Linear
-from kernels.linear.quantized import QuantizedWeight
 from kernels.moe import Experts
 from kernels.ops import Ops
 from srt.attention.capability import Need
@@ -28,7 +27,7 @@ from srt.layers.parameters import Parameter
 from srt.layers.rope import build_cos_sin
 from srt.layers.sharding import pack_own_experts, pack_share, shard
 from srt.loading.checkpoint import Checkpoint, open_checkpoint
-from srt.loading.fill import fill
+from srt.loading.fill import Value, fill
 from srt.loading.safetensors_files import tensor_names
 from srt.models.arch import read_arch
 from srt.models.blocks import CausalModel, Taps
@@ -371,23 +370,24 @@ class ModelRunner:
             decode=select_backend(wish.decode, need, fields[1], "decode"),
         )
 
-    def _pack(
-        self, name: str, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None
-    ) -> Linear:
-        # What a quantized checkpoint leaves as it is stays so.
-        is_stored = self.load_format == "safetensors" and bool(self.facts.config.get(KEY))
+    def _pack(self, name: str, weight: Value, bias: torch.Tensor | None) -> Linear:
         pack = partial(
             self.ops.pack_linear,
-            quantization=None if is_stored else quantization_of(name, self.quantization),
+            quantization=self._method_of(name),
             out_dtype=torch.float32 if name == "head" or name.endswith(".router") else None,
             gated=self.ops.implementation == "triton" and name.endswith(".gate_up"),
             invariant=self.deterministic,
         )
         return pack_share(name, weight, bias, pack, self.group, self.arch.vocab_size)
 
-    def _pack_experts(self, name: str, gate_up: torch.Tensor, down: torch.Tensor) -> Experts:
+    def _method_of(self, name: str) -> str | None:
+        """What a quantized checkpoint leaves as it is stays so."""
+        is_stored = self.load_format == "safetensors" and bool(self.facts.config.get(KEY))
+        return None if is_stored else quantization_of(name, self.quantization)
+
+    def _pack_experts(self, name: str, gate_up: Value, down: Value) -> Experts:
         assert self.arch.moe is not None, name
-        method = quantization_of(name, self.quantization)
+        method = self._method_of(name)
         count = self.arch.moe.num_experts
         pack = self.ops.moe.pack_experts
         return pack_own_experts(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from parity import make_prompt, save_tiny
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from srt.errors import ConfigError
 from srt.quant.stored import read_stored
@@ -133,6 +133,16 @@ def logits_of(folder: Path) -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_answers_like_the_plain_one(kind, saved, tmp_path):
     quantized, plain = write(saved, tmp_path, kind)
+    torch.testing.assert_close(logits_of(quantized), logits_of(plain), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "compressed"])
+def test_experts_in_fp8_answer_like_plain_ones(kind: str, tmp_path: Path) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    config = Qwen3MoeConfig(**TINY | SIZES, head_dim=16, **experts)
+    folder = tmp_path / "whole"
+    save_tiny(Qwen3MoeForCausalLM(config), folder)
+    quantized, plain = write((folder, load_file(folder / FILE)), tmp_path, kind)
     torch.testing.assert_close(logits_of(quantized), logits_of(plain), rtol=1e-4, atol=1e-4)
 
 
