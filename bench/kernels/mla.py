@@ -95,9 +95,9 @@ def check() -> None:
         torch.testing.assert_close(found, right, rtol=2e-2, atol=2e-2)
     for queries, keys, causal in (((70, 300), (500, 300), True), ((9, 200), (64, 1000), False)):
         q = torch.randn(sum(queries), HEADS, LITE.query, device="cuda", dtype=BF16)
-        both = torch.randn(sum(keys), HEADS, LITE.query + LITE.value, device="cuda", dtype=BF16)
-        k, v = both[:, :, : LITE.query], both[:, :, LITE.query :]
-        spans = partial(attend_spans, q, k, v, queries, keys, causal, LITE.scale)
+        kv = torch.randn(sum(keys), HEADS, LITE.nope + LITE.value, device="cuda", dtype=BF16)
+        turned = torch.randn(sum(keys), LITE.rope, device="cuda", dtype=BF16)
+        spans = partial(attend_spans, q, kv, turned, queries, keys, causal, LITE.scale)
         out, lse = spans(implementation="triton")
         right, right_lse = spans(implementation="reference")
         torch.testing.assert_close(out, right, rtol=2e-2, atol=2e-2)
@@ -139,28 +139,39 @@ def show_decodes(rate: float, tune: bool) -> None:
 def show_spans(rivals: bool) -> None:
     attention = SpanAttention()
     rival = FlashInferMla() if rivals else None
+    up = make_up()
     for queries, keys in SPANS:
         causal = queries == keys
         q = torch.randn(sum(queries), HEADS, LITE.query, device="cuda", dtype=BF16)
-        both = torch.randn(sum(keys), HEADS, LITE.query + LITE.value, device="cuda", dtype=BF16)
-        k, v = both[:, :, : LITE.query], both[:, :, LITE.query :]
+        latents = torch.randn(sum(keys), LITE.width, device="cuda", dtype=BF16)
+        kv, turned = up.project(latents), latents[:, LITE.rank :]
         tiles = torch.from_numpy(cut_spans(queries, keys, causal)).cuda()
-        taken = microseconds([partial(attention.run, q, k, v, tiles, causal, LITE.scale)], 3)
+        taken = microseconds([partial(attention.run, q, kv, turned, tiles, causal, LITE.scale)], 3)
         pairs = sum(a * (b - a / 2 if causal else b) for a, b in zip(queries, keys, strict=True))
         work = 2 * HEADS * (LITE.query + LITE.value) * pairs
         print(f"expanded {queries} on {keys}: {taken:.0f} us, {work / taken / 1e6:.0f} TFLOP/s")
         if rival is not None:
             spans = Spans(queries, keys, causal)
-            right = attention.run(q, k, v, tiles, causal, LITE.scale)
-            for mine, its in zip(right, rival.attend(q, k, v, spans, LITE.scale), strict=True):
+            right = attention.run(q, kv, turned, tiles, causal, LITE.scale)
+            for mine, its in zip(
+                right, rival.attend(q, latents, up, spans, LITE.scale), strict=True
+            ):
                 torch.testing.assert_close(its, mine, rtol=2e-2, atol=2e-2)
-            taken = microseconds([partial(rival.attend, q, k, v, spans, LITE.scale)], 3)
-            print(f"  flashinfer: right, {taken:.0f} us, {work / taken / 1e6:.0f} TFLOP/s")
+            taken = microseconds([partial(rival.attend, q, latents, up, spans, LITE.scale)], 3)
+            print(
+                f"  flashinfer and the expansion: right, {taken:.0f} us, {work / taken / 1e6:.0f} "
+                "TFLOP/s"
+            )
+
+
+def make_up() -> UpProjection:
+    rows = HEADS * (LITE.nope + LITE.value)
+    weight = torch.randn(rows, LITE.rank, device="cuda", dtype=BF16) * LITE.rank**-0.5
+    return UpProjection(weight, LITE)
 
 
 def show_surroundings() -> None:
-    weight = torch.randn(HEADS * (LITE.nope + LITE.value), LITE.rank, device="cuda", dtype=BF16)
-    up = UpProjection(weight, LITE)
+    up = make_up()
     write = select_write("triton")
     for tokens in (1, 8, 64, 256, 8192, 32768):
         made = torch.randn(tokens, HEADS * LITE.query + LITE.width, device="cuda", dtype=BF16)
@@ -176,7 +187,7 @@ def show_surroundings() -> None:
             "write": partial(write, q, latents, norm, at, cos_sin, at, plane, 1e-6, True),
             "absorb": partial(up.absorb, q),
             "release": partial(up.release, sums, out),
-            "expand": partial(up.expand, latents),
+            "expand": partial(up.project, latents),
             "gather": partial(torch.index_select, plane[:, 0], 0, at),
         }
         figures = (f"{name} {microseconds([call], 3):.1f}" for name, call in calls.items())

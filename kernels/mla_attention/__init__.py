@@ -67,8 +67,8 @@ def attend_latents(
 
 def attend_spans(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    kv: torch.Tensor,
+    turned: torch.Tensor,
     queries: Sequence[int],
     keys: Sequence[int],
     causal: bool,
@@ -78,24 +78,32 @@ def attend_spans(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns [T, heads, value] in q's dtype and the natural logarithm of the sums, [T, heads] float32.
 
-    q: [T, heads, d], k: [N, heads, d], v: [N, heads, value], tokens any stride apart. Span i has the
+    q: [T, heads, nope + rope], tokens any stride apart. kv: [N, heads, nope + value], contiguous;
+    turned: [N, rope], tokens any stride apart: a key is the first `nope` of a head's numbers in kv and
+    what all heads share in turned, the rest of kv is V. Span i has the
     next queries[i] of the queries and the next keys[i] of the keys, at least one of each. causal: its
     last query sees its last key, those before it one less each (so there must be as many keys as
     queries); else every query sees every key.
     """
     check_shape("q", q, (sum(queries), None, None))
-    check_shape("k", k, (sum(keys), q.shape[1], q.shape[2]))
-    check_shape("v", v, (sum(keys), q.shape[1], None))
+    check_shape("turned", turned, (sum(keys), None))
+    check_shape("kv", kv, (sum(keys), q.shape[1], None))
+    nope = q.shape[2] - turned.shape[1]
+    if not 0 < nope < kv.shape[2]:
+        raise ValueError(
+            f"of q's {q.shape[2]} channels turned meets {turned.shape[1]}, which must leave some, and "
+            f"fewer than the {kv.shape[2]} of kv"
+        )
     if min((*queries, *keys), default=1) < 1 or len(queries) != len(keys):
         raise ValueError("queries and keys must have as many entries, each at least 1")
     if causal and any(k < q for q, k in zip(queries, keys, strict=True)):
         raise ValueError("a causal span needs as many keys as queries, or more")
     match implementation:
         case "reference" | "torch" | "native":
-            return reference.attend_spans(q, k, v, queries, keys, causal, scale)
+            return reference.attend_spans(q, kv, turned, queries, keys, causal, scale)
         case "triton":
             require_triton()
             from kernels.mla_attention import triton_spans
 
-            return triton_spans.attend_spans(q, k, v, queries, keys, causal, scale)
+            return triton_spans.attend_spans(q, kv, turned, queries, keys, causal, scale)
     refuse_implementation(implementation)

@@ -35,13 +35,16 @@ def attend_latents(
 
 def attend_spans(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    kv: torch.Tensor,
+    turned: torch.Tensor,
     queries: Sequence[int],
     keys: Sequence[int],
     causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    nope = q.shape[2] - turned.shape[1]
+    shared = turned[:, None].expand(-1, q.shape[1], -1)
+    k, v = torch.cat((kv[:, :, :nope], shared), dim=2), kv[:, :, nope:]
     outs, sums = [], []
     parts = ((q, queries), (k, keys), (v, keys))
     pieces = (torch.split(tensor, list(sizes)) for tensor, sizes in parts)

@@ -29,8 +29,8 @@ STAGES = 3
 @triton.jit
 def attend(
     q_ptr,
-    k_ptr,
-    v_ptr,
+    kv_ptr,
+    turned_ptr,
     out_ptr,
     lse_ptr,
     tiles_ptr,
@@ -40,16 +40,17 @@ def attend(
     ROPE: tl.constexpr,
     VALUE: tl.constexpr,
     Q_STRIDE: tl.constexpr,
-    KV_STRIDE: tl.constexpr,
-    KV_HEAD: tl.constexpr,
+    TURNED_STRIDE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     CAUSAL: tl.constexpr,
     WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [HEADS, tiles]. tiles [N, 8] int32: first query, number of queries, first key, number of keys
-    that the last query sees, keys that the first query sees, three unused. scale: times log2(e)."""
+    """Grid [HEADS, tiles]. kv: [N, HEADS, NOPE + VALUE]; turned: [N, ROPE], rows TURNED_STRIDE apart,
+    the keys' rotated part, which all heads share. tiles [N, 8] int32: first query, number of queries,
+    first key, number of keys that the last query sees, keys that the first query sees, three unused.
+    scale: times log2(e)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -71,23 +72,28 @@ def attend(
     q = tl.load(q_at + d[None, :], mask=held[:, None], other=0.0)
     q_turned = tl.load(q_at + NOPE + e[None, :], mask=held[:, None], other=0.0)
     own = clear + r  # keys that a query sees, if causal
-    k_at = k_ptr + first_key.to(tl.int64) * KV_STRIDE + head * KV_HEAD
-    v_at = v_ptr + first_key.to(tl.int64) * KV_STRIDE + head * KV_HEAD
+    KV_STRIDE: tl.constexpr = HEADS * (NOPE + VALUE)
+    k_at = kv_ptr + first_key.to(tl.int64) * KV_STRIDE + head * (NOPE + VALUE)
+    v_at = k_at + NOPE
+    turned_at = turned_ptr + first_key.to(tl.int64) * TURNED_STRIDE
     m = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, VALUE], tl.float32)
     whole = clear // BLOCK * BLOCK
     for block in tl.range(0, whole, BLOCK):
-        places = (block + n).to(tl.int64)[:, None] * KV_STRIDE
+        keys = (block + n).to(tl.int64)[:, None]
+        places = keys * KV_STRIDE
         k = tl.load(k_at + places + d[None, :])
-        k_turned = tl.load(k_at + places + NOPE + e[None, :])
+        k_turned = tl.load(turned_at + keys * TURNED_STRIDE + e[None, :])
         v = tl.load(v_at + places + w[None, :])
         acc, m, total = see(acc, m, total, q, q_turned, k, k_turned, v, n, own, scale, WIDE, False)
     for block in tl.range(whole, num_keys, BLOCK):
-        places = (block + n).to(tl.int64)[:, None] * KV_STRIDE
+        keys = (block + n).to(tl.int64)[:, None]
+        places = keys * KV_STRIDE
         there = (block + n < num_keys)[:, None]
         k = tl.load(k_at + places + d[None, :], mask=there, other=0.0)
-        k_turned = tl.load(k_at + places + NOPE + e[None, :], mask=there, other=0.0)
+        turned_keys = turned_at + keys * TURNED_STRIDE + e[None, :]
+        k_turned = tl.load(turned_keys, mask=there, other=0.0)
         v = tl.load(v_at + places + w[None, :], mask=there, other=0.0)
         if CAUSAL:
             limit = tl.minimum(own, num_keys)
@@ -164,22 +170,22 @@ class SpanAttention:
     def run(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        kv: torch.Tensor,
+        turned: torch.Tensor,
         tiles: torch.Tensor,
         causal: bool,
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `kernels.mla_attention.attend_spans`. k and v are parts of the same rows."""
+        """See `kernels.mla_attention.attend_spans`. kv [N, heads, nope + value], turned [N, rope]."""
         tokens, heads, query = q.shape
-        value = v.shape[2]
+        nope = query - turned.shape[1]
+        value = kv.shape[2] - nope
         out = torch.empty((tokens, heads, value), dtype=q.dtype, device=q.device)
         lse = torch.empty((tokens, heads), dtype=torch.float32, device=q.device)
-        nope = 1 << (query - 1).bit_length() - 1  # the largest power of two below it
-        assert q.stride(1) == query and k.stride() == v.stride() and k.stride(2) == 1
+        assert q.stride(1) == query and kv.is_contiguous() and turned.stride(1) == 1
         self._launch(
             (heads, len(tiles), 1),
-            (q, k, v, out, lse, tiles),
+            (q, kv, turned, out, lse, tiles),
             (scale * LOG2_E,),
             (
                 heads,
@@ -187,8 +193,7 @@ class SpanAttention:
                 query - nope,
                 value,
                 q.stride(0),
-                k.stride(0),
-                k.stride(1),
+                turned.stride(0),
                 ROWS,
                 BLOCK,
                 causal,
@@ -202,15 +207,13 @@ class SpanAttention:
 
 def attend_spans(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    kv: torch.Tensor,
+    turned: torch.Tensor,
     queries: Sequence[int],
     keys: Sequence[int],
     causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cuts the tiles too; a backend does that once for all layers."""
     tiles = torch.from_numpy(cut_spans(queries, keys, causal)).to(q.device)
-    if k.stride() != v.stride():
-        both = torch.cat((k, v), dim=2)
-        k, v = both[:, :, : k.shape[2]], both[:, :, k.shape[2] :]
-    return SpanAttention().run(q.contiguous(), k, v, tiles, causal, scale)
+    return SpanAttention().run(q, kv, turned, tiles, causal, scale)

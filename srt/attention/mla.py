@@ -62,10 +62,10 @@ class MlaCore(Protocol):
         ...
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: Spans, scale: float
+        self, q: torch.Tensor, latents: torch.Tensor, up: UpProjection, spans: Spans, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """q, k, v [n or m, heads, ...], tokens any stride apart -> out [n, heads, value] and the natural
-        logarithm of the sums [n, heads] float32."""
+        """q [n, heads, nope + rope], tokens any stride apart, on K and V of `latents` [m, rank + rope]:
+        out [n, heads, value] and the natural logarithm of the sums [n, heads] float32."""
         ...
 
 
@@ -188,7 +188,7 @@ class MlaAttention:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.most_expanded = max(self.most_expanded, len(gather.slots))
         latents = plane[gather.slots, 0].to(q.dtype)
-        return self._expanding.attend(q, *up.expand(latents), gather.spans, scale)
+        return self._expanding.attend(q, latents, up, gather.spans, scale)
 
 
 def _gather(batch: AttentionBatch, lengths: Sequence[int], chunk: Chunk) -> _Gather:

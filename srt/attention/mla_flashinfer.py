@@ -50,8 +50,9 @@ class FlashInferMla:
         raise AssertionError("the capability table says that it does not absorb")
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: Spans, scale: float
+        self, q: torch.Tensor, latents: torch.Tensor, up: UpProjection, spans: Spans, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        k, v = up.expand(latents)
         planned = self._used.get(spans)
         if planned is None:
             planned = self._used[spans] = self._next(q.device)

@@ -41,8 +41,9 @@ class SdpaMla:
         return out
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: Spans, scale: float
+        self, q: torch.Tensor, latents: torch.Tensor, up: UpProjection, spans: Spans, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        k, v = up.expand(latents)
         outs, sums = [], []
         parts = ((q, spans.queries), (k, spans.keys), (v, spans.keys))
         pieces = (torch.split(tensor, list(sizes)) for tensor, sizes in parts)

@@ -98,13 +98,14 @@ class TritonMla:
         return out
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: Spans, scale: float
+        self, q: torch.Tensor, latents: torch.Tensor, up: UpProjection, spans: Spans, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         tiles = self._tiles.get(spans)
         if tiles is None:
             cut = cut_spans(spans.queries, spans.keys, spans.causal)
             tiles = self._tiles[spans] = send(cut, q.device)
-        return self._spans.run(q, k, v, tiles, spans.causal, scale)
+        turned = latents[:, up.arch.rank :]
+        return self._spans.run(q, up.project(latents), turned, tiles, spans.causal, scale)
 
     def _open(self, batch: AttentionBatch) -> None:
         assert batch.bases is None, "the capability table says so"

@@ -41,33 +41,30 @@ class LatentArch:
 
 
 class UpProjection:
-    """U and W of one layer. Kept as one matrix [heads * (nope + rope + value), rank] with zeros where
-    the rotated key goes, so that one product makes K and V with room for it.
+    """U and W of one layer, kept as checkpoints have them: [heads * (nope + value), rank].
 
     keys: [heads, nope, rank]; values: [heads, rank, value]; both are views."""
 
     __slots__ = ("arch", "weight", "keys", "values")
 
     def __init__(self, weight: torch.Tensor, arch: LatentArch) -> None:
-        """weight: [heads * (nope + value), rank], as checkpoints have it."""
         self.arch = arch
+        self.weight = weight
         heads = weight.view(-1, arch.nope + arch.value, arch.rank)
-        wide = weight.new_zeros(len(heads), arch.query + arch.value, arch.rank)
-        wide[:, : arch.nope] = heads[:, : arch.nope]
-        wide[:, arch.query :] = heads[:, arch.nope :]
-        self.weight = wide.view(-1, arch.rank)
-        self.keys = wide[:, : arch.nope]
-        self.values = wide[:, arch.query :].transpose(1, 2)
+        self.keys = heads[:, : arch.nope]
+        self.values = heads[:, arch.nope :].transpose(1, 2)
+
+    def project(self, latents: torch.Tensor) -> torch.Tensor:
+        """latents [n, rank + rope] -> [n, heads, nope + value]: of each head K without its rotated part,
+        then V."""
+        made = F.linear(latents[:, : self.arch.rank], self.weight)
+        return made.view(len(latents), len(self.keys), -1)
 
     def expand(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """latents [n, rank + rope] -> K [n, heads, nope + rope], V [n, heads, value], rows side by
-        side."""
-        arch = self.arch
-        both = F.linear(latents[:, : arch.rank], self.weight)
-        heads = both.view(len(latents), -1, arch.query + arch.value)
-        k, v = heads[:, :, : arch.query], heads[:, :, arch.query :]
-        k[:, :, arch.nope :] = latents[:, None, arch.rank :]
-        return k, v
+        """latents [n, rank + rope] -> K [n, heads, nope + rope], V [n, heads, value]."""
+        arch, both = self.arch, self.project(latents)
+        turned = latents[:, None, arch.rank :].expand(-1, len(self.keys), -1)
+        return torch.cat((both[:, :, : arch.nope], turned), dim=2), both[:, :, arch.nope :]
 
     def absorb(self, q: torch.Tensor) -> torch.Tensor:
         """q [n, heads, nope + rope] -> queries on latents, [n, heads, rank]."""

@@ -54,11 +54,10 @@ class LatentDecoder:
         self.embedding = weights.tensors["embedding"]
         self.head = weights.linears["head"]
         self.layers = [LatentLayer(weights, i, ops, arch) for i in range(arch.num_layers)]
-        self.ups: list[UpProjection] = []
-        for i in range(arch.num_layers):
-            up = UpProjection(weights.tensors[f"layers.{i}.kv_up"], self.latent)
-            weights.tensors[f"layers.{i}.kv_up"] = up.weight  # the one it was made of is not kept
-            self.ups.append(up)
+        self.ups = [
+            UpProjection(weights.tensors[f"layers.{i}.kv_up"], self.latent)
+            for i in range(arch.num_layers)
+        ]
         norms = [layer.input_norm for layer in self.layers]
         self.norms = [*norms, weights.tensors["norm"]]
         self.is_fused = all(layer.is_fused for layer in self.layers)

@@ -71,11 +71,10 @@ def test_spans(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool) ->
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(device=DEVICE, dtype=torch.bfloat16)
 
-    q = noise(sum(queries), heads, 48)
-    both = noise(sum(keys), heads, 64)
-    k, v = both[:, :, :48], both[:, :, 48:]
-    expected = attend_spans(q, k, v, queries, keys, causal, 0.2, implementation="reference")
-    found = attend_spans(q, k, v, queries, keys, causal, 0.2, implementation="triton")
+    given = (noise(sum(queries), heads, 48), noise(sum(keys), heads, 48), noise(sum(keys), 16))
+    spans = (queries, keys, causal, 0.2)
+    expected = attend_spans(*given, *spans, implementation="reference")
+    found = attend_spans(*given, *spans, implementation="triton")
     torch.testing.assert_close(found[0], expected[0], rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(found[1], expected[1], rtol=1e-2, atol=1e-2)
 
@@ -126,9 +125,11 @@ def test_what_does_not_fit_is_named() -> None:
         attend_latents(q, q, torch.zeros(4, 1, 12), table, ones, ones, ones, 4, 1.0)
     with pytest.raises(ValueError, match="plane holds 8"):
         attend_latents(q, q, torch.zeros(4, 1, 8), table, ones, ones, ones, 4, 1.0)
+    turned = torch.zeros(1, 2)
     with pytest.raises(ValueError, match="as many keys as queries"):
-        attend_spans(q, q, q, (2,), (2,), True, 1.0)
-        attend_spans(q, q[:1], q[:1], (2,), (1,), True, 1.0)
+        attend_spans(q, torch.zeros(1, 1, 10), turned, (2,), (1,), True, 1.0)
+    with pytest.raises(ValueError, match="turned meets 2"):
+        attend_spans(q, torch.zeros(1, 1, 6), turned, (2,), (1,), False, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def compile_all() -> int:
 
     driver.set_active(Hopper())
     bf16, f32, i32, i64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
-    stride, up = 3648, 320 * 512
+    stride, up = 3648, 256 * 512
     forms = []
     for shape, is_listed in ((decode_shape(), False), (extend_shape(), True)):
         constants = (16, 16, 512, 64, 16 * 512, stride, 192, 16, shape.rows, shape.block)
@@ -68,7 +68,7 @@ def compile_all() -> int:
             attend_spans,
             [*[bf16] * 4, f32, i32],
             (0.5,),
-            (16, 128, 64, 128, stride, 5120, 320, ROWS, BLOCK, True, False),
+            (16, 128, 64, 128, stride, 576, ROWS, BLOCK, True, False),
             WARPS,
             STAGES,
         ),
