@@ -33,8 +33,8 @@ def multiply_tiles(
     expert = tl.load(entry)
     if expert < 0:
         return
-    first = tl.load(entry + 1)
-    places = first + tl.arange(0, TILE)
+    begin = tl.load(entry + 1)
+    places = begin + tl.arange(0, TILE)
     is_row = places < tl.load(entry + 2)
     entries = tl.load(sorted_ptr + places, mask=is_row, other=0)
     columns = tl.arange(0, BLOCK)
@@ -46,7 +46,7 @@ def multiply_tiles(
         if GATED:
             x = tl.load(x_at + k)
         else:
-            x = x_tiles.load([first, k])
+            x = x_tiles.load([begin, k])
         weight = weight_tiles.load([row, k])
         if WIDE:
             total += tl.dot(x.to(tl.float32), weight.to(tl.float32).T)
@@ -61,13 +61,28 @@ def multiply_tiles(
         is_held = is_row[:, None] & (channels < width)[None, :]
         tl.store(out_at, made.to(out_ptr.dtype.element_ty), mask=is_held)
     else:
-        # In two halves: the places of all of it would take more registers than there are.
         total *= tl.load(factors_ptr + entries, mask=is_row, other=0.0)[:, None]
         made = total.to(out_ptr.dtype.element_ty)
-        halves = tl.permute(tl.reshape(made, [TILE, 2, ROWS // 2]), [0, 2, 1])
-        left, right = tl.split(halves)
-        rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS // 2)
-        out_at = out_ptr + entries.to(tl.int64)[:, None] * num_rows + rows[None, :]
-        tl.store(out_at, left, mask=is_row[:, None] & (rows < num_rows)[None, :])
-        rows += ROWS // 2
-        tl.store(out_at + ROWS // 2, right, mask=is_row[:, None] & (rows < num_rows)[None, :])
+        # In four parts: the places of all of it would take more registers than there are.
+        left, right = split_columns(made)
+        first, second = split_columns(left)
+        third, fourth = split_columns(right)
+        rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS // 4)
+        out_at = out_ptr + entries.to(tl.int64) * num_rows
+        store_rows(out_at, rows, num_rows, is_row, first)
+        store_rows(out_at, rows + ROWS // 4, num_rows, is_row, second)
+        store_rows(out_at, rows + ROWS // 2, num_rows, is_row, third)
+        store_rows(out_at, rows + ROWS // 4 * 3, num_rows, is_row, fourth)
+
+
+@triton.jit
+def split_columns(x):
+    """[M, N] -> its left and its right half."""
+    return tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), [0, 2, 1]))
+
+
+@triton.jit
+def store_rows(row_at, columns, num_columns, is_row, x):
+    """row_at: [M] pointers; x: [M, N]."""
+    mask = is_row[:, None] & (columns < num_columns)[None, :]
+    tl.store(row_at[:, None] + columns[None, :], x, mask=mask)

@@ -21,7 +21,7 @@ from kernels.moe.stacked import Stacked
 
 FETCHED_COLUMNS = 64  # of 16 bits, that the copy engine takes at once
 Norm = tuple[torch.Tensor, float]  # weight [K] and eps
-CHUNK = 2048  # entries that are looked at together
+CHUNKS = (512, 2048, 8192)  # entries that are looked at together
 ADDED = 1024  # columns that are
 
 
@@ -200,7 +200,7 @@ class GroupedExperts:
             (count, 1, 1),
             (experts, order, blocks),
             (entries, num_blocks, self._first),
-            (tile, CHUNK),
+            (tile, next((chunk for chunk in CHUNKS if entries <= chunk), CHUNKS[-1])),
             num_warps=8,
         )
         gated = x.new_empty((entries, both // 2))

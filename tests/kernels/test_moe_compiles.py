@@ -32,7 +32,7 @@ def compile_all() -> int:
     forms = [
         (choose_experts, [f32, None, f32, i32], (0.5,), (128, TOP, *plain), 1),
         (choose_experts, [f32, f32, f32, i32], (0.5,), (256, TOP, *grouped), 1),
-        (sort_entries, [i32] * 3, (3,) * 3, (16, 2048), 8),
+        (sort_entries, [i32] * 3, (3,) * 3, (16, 8192), 8),
         (add_entries, [bf16, i32, bf16, bf16], (3, 3), (HIDDEN, TOP, 1024), 4),
     ]
     for weight, scale in ((bf16, None), (e4m3, f32)):
