@@ -18,7 +18,9 @@ from srt.errors import ConfigError
 
 FP8_CAPABILITY = 89
 KEY = "quantization_config"
-METHODS: Mapping[str, str] = MappingProxyType({"awq": "int4", "gptq": "int4", "fp8": "fp8"})
+METHODS: Mapping[str, str] = MappingProxyType(
+    {"awq": "int4", "gptq": "int4", "fp8": "fp8", "compressed-tensors": "fp8"}
+)
 
 
 def decide_quantization(
