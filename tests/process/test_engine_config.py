@@ -73,4 +73,4 @@ async def test_the_start_in_one_process_shows_its_phases(checkpoint: Path) -> No
     shares = [share for _, phase, share in seen if phase == "warm-up"]
     assert len(shares) == 5 and shares[0] == 0.0 and shares[-1] == 1.0
     assert shares == sorted(share for share in shares if share is not None)
-    assert seen[0][1] == "kernels" and seen[-1][1] == "warm-up"
+    assert seen[0][1] == "imports" and seen[-1][1] == "warm-up"
