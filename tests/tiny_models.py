@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kernels.ops import select
+from srt.config.context import get_context
 from srt.config.facts import ModelFacts
 from srt.config.runner_spec import RunnerSpec
 from srt.parallel.group import ALONE, Group
@@ -90,7 +91,11 @@ def make_runner(
     runner.load()
     pages = num_pages or 1 + max_rows * -(-facts.context_length // page_size)
     runner.allocate(num_pages=pages, page_size=page_size, max_rows=max_rows)
-    runner.init_backends()
+    if runner.arch.latent is None:
+        runner.init_backends()
+    else:  # its attention reads the schedule
+        with get_context().override_server_args():
+            runner.init_backends()
     return runner
 
 

@@ -7,6 +7,10 @@ from typing import Any
 
 from srt.config.facts import ModelFacts
 
+LATENT_KEYS = (
+    *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+    *("n_routed_experts", "moe_intermediate_size", "intermediate_size"),
+)
 LATENT_ARCHITECTURES = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"})
 
 

@@ -14,7 +14,7 @@ from srt.config.checkpoint_keys import (
 )
 from srt.config.experts import mlp_parameters
 from srt.config.facts import ModelFacts
-from srt.config.latent import is_latent, parameter_count, query_dim
+from srt.config.latent import LATENT_KEYS, is_latent, parameter_count, query_dim
 from srt.config.safetensors_header import count_parameters, main_dtype, stored_bytes
 from srt.errors import ConfigError
 
@@ -38,6 +38,8 @@ def probe_hf(folder: Path, name: str) -> ModelFacts:
     heads = read_count(path, config, "num_attention_heads")
     vocab_size = read_count(path, config, "vocab_size")
     if is_latent(architectures[0]):
+        for key in LATENT_KEYS:
+            read_count(path, config, key)
         head_dim = query_dim(config)
     else:
         head_dim = read_count(path, config, "head_dim", hidden // heads)

@@ -49,12 +49,13 @@ def decide_parallel(args: ServerArgs, facts: Facts, is_gpu: bool, decisions: Dec
     source, reason = decisions.asked("tensor_parallel_size")
     kv_heads = kv_heads_of_rank(model.num_kv_heads, size)
     copies = kv_heads * size // model.num_kv_heads
+    kept = f"{kv_heads} of {model.num_kv_heads} KV heads"
+    kept += f", which {copies} ranks share" if copies > 1 else ""
     decisions.decide(
         "tensor_parallel_size",
         size,
         f"{reason}; each rank has {model.num_heads // size} of {model.num_heads} heads and "
-        f"{kv_heads} of {model.num_kv_heads} KV heads"
-        + (f", which {copies} ranks share" if copies > 1 else ""),
+        + ("all latents" if is_latent(model.architecture) else kept),
         source=source,
     )
 
@@ -74,8 +75,6 @@ def why_not(model: ModelFacts, size: int) -> str | None:
     """What of the model cannot be divided by `size`."""
     if size == 1:
         return None
-    if is_latent(model.architecture):
-        return "latents for K and V, which ranks cannot divide yet"
     heads, kv_heads = model.num_heads, model.num_kv_heads
     if heads % size:
         return f"{heads} attention heads, which {size} ranks cannot divide"

@@ -14,12 +14,21 @@ from kernels.linear.quantized import QuantizedWeight
 from kernels.moe import Experts
 
 ParameterKind = Literal["tensor", "norm", "linear", "index", "exact", "experts"]
-Sharding = Literal["heads", "column", "row", "vocabulary", "experts"]
+Sharding = Literal["heads", "queries", "column", "row", "vocabulary", "experts"]
 
-# What several ranks divide among themselves, by the last word of a linear's name, and how:
+# What several ranks divide among themselves, by the last word of its name, and how:
 # `srt.layers.sharding`.
 SHARDED: Mapping[str, Sharding] = MappingProxyType(
-    {"qkv": "heads", "gate_up": "column", "out": "row", "down": "row", "head": "vocabulary"}
+    {
+        "qkv": "heads",
+        "q_up": "heads",
+        "kv_up": "heads",
+        "queries": "queries",
+        "gate_up": "column",
+        "out": "row",
+        "down": "row",
+        "head": "vocabulary",
+    }
 )
 
 
@@ -59,13 +68,14 @@ class Parameter:
     kind: ParameterKind
     parts: tuple[Part, ...]
     biases: tuple[Part, ...] = ()
+    rows_of_head: int | None = None  # where they are not as many as a query has channels
 
     @property
     def sharding(self) -> Sharding | None:
         """How ranks divide it; None: each has all of it."""
         if self.kind == "experts":
             return "experts"
-        return sharding_of(self.name) if self.kind == "linear" else None
+        return sharding_of(self.name) if self.kind in ("linear", "tensor") else None
 
 
 @dataclass(frozen=True, slots=True)

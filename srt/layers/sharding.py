@@ -2,6 +2,8 @@
 has a share.
 
     heads       qkv: whole heads; where KV heads are fewer than ranks, several ranks keep the same one
+                q_up, kv_up: the same, of what makes heads of a latent
+    queries     whole heads of the first part; the latent behind it belongs to all heads
     column      gate_up: outputs; nothing is exchanged
     row         out, down: inputs, those that the rank's own heads or columns made; the results add up
     experts     whole experts: each rank adds what its own make; the results add up
@@ -44,6 +46,8 @@ def _shard(parameter: Parameter, head_dim: int, group: Group) -> Parameter:
     def cut(part: Part) -> Part:
         match parameter.sharding:
             case "heads":
+                return replace(part, cut=_rows(part, parameter.rows_of_head or head_dim, group))
+            case "queries" if part is parameter.parts[0]:
                 return replace(part, cut=_rows(part, head_dim, group))
             case "column":
                 return replace(part, cut=_rows(part, 1, group))

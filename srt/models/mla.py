@@ -3,6 +3,8 @@ experts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from kernels.linear import AddingLinear, FusedLinear
@@ -26,7 +28,9 @@ class LatentLayer:
 
     def __init__(self, weights: Weights, index: int, ops: Ops, arch: Arch) -> None:
         name = f"layers.{index}"
-        self.inputs = weights.linears[f"{name}.inputs"]
+        assert arch.latent is not None
+        inputs = "queries" if arch.latent.q_rank is None else "latents"
+        self.inputs = weights.linears[f"{name}.{inputs}"]
         self.q_norm = weights.tensors.get(f"{name}.q_norm")
         self.q_up = weights.linears.get(f"{name}.q_up")
         self.kv_norm = weights.tensors[f"{name}.kv_norm"]
@@ -158,19 +162,22 @@ def attention_parameters(name: str, source: str, arch: Arch) -> list[Parameter]:
     down = {"kv_a_proj_with_mqa": latent.width}
     found = []
     if latent.q_rank is None:
-        found.append(linear(f"{name}.inputs", source, {"q_proj": arch.q_size} | down, hidden))
+        found.append(linear(f"{name}.queries", source, {"q_proj": arch.q_size} | down, hidden))
     else:
         rank = latent.q_rank
         found += [
-            linear(f"{name}.inputs", source, {"q_a_proj": rank} | down, hidden, bias=bias),
+            linear(f"{name}.latents", source, {"q_a_proj": rank} | down, hidden, bias=bias),
             norm(f"{name}.q_norm", f"{source}q_a_layernorm.weight", rank),
             linear(f"{name}.q_up", source, {"q_b_proj": arch.q_size}, rank),
         ]
-    rows = arch.num_heads * (latent.nope + latent.value)
+    rows_of_head = latent.nope + latent.value
+    up = tensor(
+        f"{name}.kv_up", f"{source}kv_b_proj.weight", arch.num_heads * rows_of_head, latent.rank
+    )
     values = arch.num_heads * latent.value
     return [
         *found,
         norm(f"{name}.kv_norm", f"{source}kv_a_layernorm.weight", latent.rank),
-        tensor(f"{name}.kv_up", f"{source}kv_b_proj.weight", rows, latent.rank),
+        replace(up, rows_of_head=rows_of_head),
         linear(f"{name}.out", source, {"o_proj": hidden}, values, bias=bias),
     ]

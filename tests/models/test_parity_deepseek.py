@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from transformers import (
     DeepseekV3ForCausalLM,
 )
 
-from srt.config.context import get_context
 from srt.errors import ConfigError
 from tests.tiny_models import TINY, make_runner, read_facts
 
@@ -44,12 +42,6 @@ YARN = {
     "beta_fast": 32.0,
     "beta_slow": 1.0,
 }
-
-
-@pytest.fixture(autouse=True)
-def published() -> Iterator[None]:
-    with get_context().override_server_args():
-        yield
 
 
 def test_v2_as_the_lite_model_is(tmp_path: Path) -> None:

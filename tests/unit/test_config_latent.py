@@ -61,13 +61,21 @@ def test_a_cpu_has_sdpa_and_native_is_refused(tmp_path: Path) -> None:
         resolve(ServerArgs(**asked, attention_backend="native"), facts, entropy=0)
 
 
-def test_ranks_cannot_divide_latents_yet(tmp_path: Path) -> None:
+def test_ranks_have_all_latents_and_a_share_of_the_heads(tmp_path: Path) -> None:
     args = ServerArgs(load_format="dummy", tensor_parallel_size=2, device="cpu")
-    with pytest.raises(ConfigError, match="latents for K and V, which ranks cannot divide yet"):
-        resolve(args, gpu_facts_of(tmp_path), entropy=0)
+    found = resolve(args, gpu_facts_of(tmp_path), entropy=0)
+    entry = next(each for each in found.trail if each.field == "parallel.tensor_parallel_size")
+    assert "8 of 16 heads and all latents" in entry.reason
+    entry = next(each for each in found.trail if each.field == "schedule.max_total_tokens")
+    assert f"{27 * 576 * 2} bytes a token" in entry.reason or "plenty" in entry.reason
 
 
 def test_explain_after_load_knows_the_gate(tmp_path: Path) -> None:
     args = ServerArgs(load_format="dummy", prefill_attention_backend="triton")
     found = resolve(args, gpu_facts_of(tmp_path), entropy=0)
     assert after_load(args, found, use_mla_backend=True) is found
+
+
+def test_a_missing_size_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_lora_rank is missing"):
+        facts_on(gpu_facts(), tmp_path, kv_lora_rank=None)
