@@ -118,6 +118,7 @@ def show_decodes(rate: float, tune: bool) -> None:
             )
         }
         shapes["ours, 64 keys a part"] = replace(decode_shape(), least=64)
+        shapes["ours, 32 keys a part"] = replace(decode_shape(), least=32)
         shapes["ours, 256 keys a part"] = replace(decode_shape(), least=256)
     for rows, length in DECODES:
         case = Decodes(rows, length)

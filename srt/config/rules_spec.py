@@ -12,7 +12,7 @@ from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts, ModelFacts
 from srt.config.footprint import ITEM_BYTES, weight_bytes
-from srt.config.latent import kv_items
+from srt.config.latent import is_latent, kv_items
 from srt.config.rules_attention import Place, check_wish, lacks, place_of, propose
 from srt.config.rules_block import decide_block
 from srt.config.rules_model import ModelPlan, check_kv_dtype
@@ -85,6 +85,13 @@ def decide_spec(
         _refuse(args, wrong, f"{algorithm} guesses all tokens at once or one after the other")
     if not known.has_tree:
         _refuse(args, ("eagle_topk",), f"{algorithm} guesses chains")
+    elif (
+        (args.speculative_eagle_topk or 1) > 1 and plan.gpu and is_latent(facts.model.architecture)
+    ):
+        raise ConfigError(
+            f"--speculative-eagle-topk {args.speculative_eagle_topk} makes trees of guesses, which latent "
+            "attention cannot verify on a GPU; allowed here: 1"
+        )
     if not (known.has_steps or known.has_block):
         _refuse(args, ("lookup",), f"{algorithm} guesses alone")
     if not known.has_planner:

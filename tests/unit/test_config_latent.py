@@ -79,3 +79,16 @@ def test_explain_after_load_knows_the_gate(tmp_path: Path) -> None:
 def test_a_missing_size_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="kv_lora_rank is missing"):
         facts_on(gpu_facts(), tmp_path, kv_lora_rank=None)
+
+
+def test_trees_of_guesses_are_refused_on_a_gpu(tmp_path: Path) -> None:
+    facts = gpu_facts_of(tmp_path)
+    draft = replace(facts.model, architecture="LlamaForCausalLMEagle3")
+    args = ServerArgs(
+        load_format="dummy",
+        speculative_algorithm="eagle3",
+        speculative_draft_model="draft",
+        speculative_eagle_topk=2,
+    )
+    with pytest.raises(ConfigError, match="eagle-topk 2.*cannot verify.*allowed here: 1"):
+        resolve(args, replace(facts, draft=draft), entropy=0)
