@@ -89,8 +89,8 @@ def decide_spec(
         (args.speculative_eagle_topk or 1) > 1 and plan.gpu and is_latent(facts.model.architecture)
     ):
         raise ConfigError(
-            f"--speculative-eagle-topk {args.speculative_eagle_topk} makes trees of guesses, which latent "
-            "attention cannot verify on a GPU; allowed here: 1"
+            f"--speculative-eagle-topk {args.speculative_eagle_topk} makes trees of guesses, which "
+            "latent attention cannot verify on a GPU; allowed here: 1"
         )
     if not (known.has_steps or known.has_block):
         _refuse(args, ("lookup",), f"{algorithm} guesses alone")
