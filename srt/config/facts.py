@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-CheckpointFormat = Literal["safetensors", "gguf", "script"]
+CheckpointFormat = Literal["safetensors", "gguf", "sharded", "script"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,7 @@ class ModelFacts:
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # generation_config.json
     stored: str = ""  # block formats of the file, if it is not simply in `dtype`
     stored_bytes: int = 0  # of all weights as they are stored, if that is known
+    shards: int = 0  # ranks that the weights are stored for, of format "sharded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ from srt.config.checkpoint_keys import (
 from srt.config.experts import mlp_parameters
 from srt.config.facts import ModelFacts
 from srt.config.latent import LATENT_KEYS, is_latent, parameter_count, query_dim
-from srt.config.safetensors_header import count_parameters, main_dtype, stored_bytes
+from srt.config.safetensors_header import code_of, count_parameters, main_dtype, stored_bytes
+from srt.config.shards import check_config, read_index
 from srt.errors import ConfigError
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -43,17 +44,22 @@ def probe_hf(folder: Path, name: str) -> ModelFacts:
         head_dim = query_dim(config)
     else:
         head_dim = read_count(path, config, "head_dim", hidden // heads)
-    counts = _count_weights(folder)
+    index = read_index(folder)
+    if index is None:
+        counts = _count_weights(folder)
+    else:
+        check_config(folder, index, config)
+        counts = Counter({code_of(index.dtype): index.num_parameters})
     ends = read_token_ids(path, config, "eos_token_id", vocab_size)
     ends += read_token_ids(generation_path, generation, "eos_token_id", vocab_size)
     return ModelFacts(
         name=name,
         path=str(folder),
-        format="safetensors",
+        format="safetensors" if index is None else "sharded",
         architecture=architectures[0],
         config=config,
         context_length=read_count(path, config, "max_position_embeddings"),
-        dtype=_dtype(path, config, counts),
+        dtype=_dtype(path, config, counts) if index is None else index.dtype,
         num_layers=read_count(path, config, "num_hidden_layers"),
         hidden_size=hidden,
         num_heads=heads,
@@ -66,6 +72,7 @@ def probe_hf(folder: Path, name: str) -> ModelFacts:
             key: value for key, value in generation.items() if key not in _NOT_DEFAULTS
         },
         stored_bytes=stored_bytes(counts),
+        shards=0 if index is None else index.ranks,
     )
 
 

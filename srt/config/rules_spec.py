@@ -190,6 +190,8 @@ def _plan_draft(
             f"--speculative-draft-load-format {asked} was asked for, but {draft.path} is {found}; "
             f"allowed: {found}, dummy"
         )
+    if found == "sharded" and asked != "dummy":
+        _check_shards(draft, str(args.speculative_algorithm), known.drafts is None)
     words = {name: decisions.asked(f"speculative_draft_{name}") for name in DRAFT_ONLY}
     format_found: Reasoned = (str(found), "model", f"{draft.path} is {found}")
     if draft.path == target.path and plan.load_format == "dummy":
@@ -233,6 +235,20 @@ def _plan_draft(
         bytes_per_token=kv_items(draft, draft.num_kv_heads) * ITEM_BYTES[kv_name],
         weight_bytes=weight_bytes(draft, plan.dtype, None),
     )
+
+
+def _check_shards(draft: ModelFacts, algorithm: str, is_model: bool) -> None:
+    """Raises ConfigError for a sharded folder that holds no such draft, or a part of it."""
+    if not is_model:
+        raise ConfigError(
+            f"{draft.path} is sharded, and such a folder holds a model, not the network of {algorithm}; "
+            "name the folder of safetensors with --speculative-draft-model"
+        )
+    if draft.shards != 1:
+        raise ConfigError(
+            f"the draft {draft.path} was sharded for {draft.shards} ranks, but every rank has a whole "
+            "draft; divide it with `tandem model shard --tensor-parallel-size 1`"
+        )
 
 
 def _inherit(backend: str, half: str, place: Place, is_asked: bool) -> Reasoned:

@@ -15,7 +15,7 @@ class RunnerSpec:
 
     role: RunnerRole
     model_path: str
-    load_format: str  # safetensors, gguf, dummy, script
+    load_format: str  # safetensors, gguf, sharded, dummy, script
     dtype: str
     quantization: str | None  # None or int8
     context_length: int  # tokens, prompt and output together

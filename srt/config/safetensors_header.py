@@ -54,6 +54,11 @@ def stored_bytes(counts: Counter[str]) -> int:
     return sum(count * _WIDE.get(code, 1) for code, count in counts.items())
 
 
+def code_of(dtype: str) -> str:
+    """The format's name of a float type."""
+    return next(code for code, name in _DTYPES.items() if name == dtype)
+
+
 def main_dtype(counts: Counter[str]) -> str | None:
     """The float type that most numbers have; None if there are no floats."""
     for code, _ in counts.most_common():

@@ -16,6 +16,7 @@ from srt.loading.gguf_index import GGUFFile
 from srt.loading.gguf_weights import gguf_tensors, rope_divisors
 from srt.loading.quantized import Value, combine
 from srt.loading.safetensors_files import safetensors_tensors
+from srt.loading.shards import shard_tensors
 from srt.quant.stored import read_stored
 
 
@@ -39,10 +40,13 @@ def open_checkpoint(
     seed: int,
     device: torch.device | str = "cpu",
     is_foreign: Callable[[str], bool] = lambda name: False,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> Checkpoint:
     """`parameters` is what the model asks for; names that older exporters add to it are dropped, and
     those that are other runners' (`is_foreign`). `dtype` is what quantized values are decoded into.
-    `device` is where the tensors will go: what is made and not read is made there.
+    `device` is where the tensors will go: what is made and not read is made there. A folder that is
+    sharded gives what `rank` of so many `ranks` stores, under the names of `shards.as_stored`.
     Raises ConfigError for a format that is not one."""
     if load_format == "dummy":
         return Checkpoint(tensors=dummy_tensors(parameters, seed, device))
@@ -55,6 +59,8 @@ def open_checkpoint(
             tensors=_without_leftovers(gguf_tensors(file, facts, dtype), wanted),
             rope_divisors=rope_divisors(file),
         )
+    if load_format == "sharded":
+        return Checkpoint(tensors=shard_tensors(path, rank, ranks, device))
     if load_format == "safetensors":
         tensors = safetensors_tensors(path, is_foreign)
         stored = read_stored(facts.config, str(path))
@@ -66,7 +72,7 @@ def open_checkpoint(
         return Checkpoint(tensors=_without_leftovers(whole, wanted))
     raise ConfigError(
         f"load_format {load_format!r} holds no weights this runner can read; "
-        "known: safetensors, gguf, dummy"
+        "known: safetensors, gguf, sharded, dummy"
     )
 
 

@@ -29,6 +29,7 @@ from srt.layers.sharding import pack_own_experts, pack_share, shard
 from srt.loading.checkpoint import Checkpoint, open_checkpoint
 from srt.loading.fill import Value, fill
 from srt.loading.safetensors_files import tensor_names
+from srt.loading.shards import as_stored, whole_rows
 from srt.models.arch import read_arch
 from srt.models.blocks import CausalModel, Taps
 from srt.models.decoder import DenseDecoder
@@ -157,8 +158,9 @@ class ModelRunner:
         source = self._draft_source(config)
         parameters = self._parameters(source)
         checkpoint = self._open(config, parameters)
+        own = shard(parameters, self.arch.head_dim, self.group)
         weights = fill(
-            shard(parameters, self.arch.head_dim, self.group),
+            as_stored(own) if config.load_format == "sharded" else own,
             checkpoint.tensors,
             dtype=self.dtype,
             device=self.device,
@@ -198,6 +200,8 @@ class ModelRunner:
         if self.arch.tied:
             return model.embedding[token_ids]
         config = self.build_load_config(self._draft_load_format())
+        if config.load_format == "sharded":
+            return whole_rows(config.path, "head").to(self.device, self.dtype)[token_ids]
         parameters = self._parameters(self._draft_source(config))
         [part] = next(each for each in parameters if each.name == "head").parts
         checkpoint = self._open(config, parameters)
@@ -215,6 +219,8 @@ class ModelRunner:
             seed=self.seed,
             device=self.device,
             is_foreign=foreign_tensors(self.facts.config, self.spec.step),
+            rank=self.group.rank,
+            ranks=self.group.size,
         )
 
     def _draft_source(self, config: LoadConfig) -> DraftSource:

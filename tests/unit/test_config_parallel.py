@@ -141,3 +141,32 @@ def test_one_process_cannot_be_two() -> None:
         decide(2, inline=True)
     with pytest.raises(ConfigError, match="smallest allowed is 1"):
         decide(0)
+
+
+def test_a_sharded_folder_wants_its_own_number_of_ranks() -> None:
+    facts = facts_with(format="sharded", shards=2)
+    resolution = decide(2, facts)
+    assert resolution.values["model"]["load_format"] == "sharded"
+    assert reason_of(resolution, "model.load_format").endswith("is sharded for 2 ranks")
+    with pytest.raises(ConfigError, match="was sharded for 2 ranks; allowed: 2, or divide"):
+        decide(1, facts)
+    assert decide(1, facts, load_format="dummy").values["model"]["load_format"] == "dummy"
+    with pytest.raises(ConfigError, match="safetensors was asked for, but .* is sharded"):
+        decide(2, facts, load_format="safetensors")
+
+
+def test_a_sharded_draft_is_a_whole_model() -> None:
+    """The target may be stored in another way."""
+    draft = replace(facts_with(format="sharded", shards=1).model, name="small", path="/small")
+    facts = replace(facts_with(), draft=draft)
+    words: dict[str, Any] = {"speculative_algorithm": "standalone"}
+    words["speculative_draft_model"] = "/small"
+    resolution = decide(2, facts, **words)
+    _, found = resolution.runners
+    assert found.load_format == "sharded"
+    assert resolution.values["model"]["load_format"] == "safetensors"
+    split = replace(facts, draft=replace(draft, shards=2))
+    with pytest.raises(ConfigError, match="sharded for 2 ranks, but every rank has a whole draft"):
+        decide(2, split, **words)
+    _, found = decide(2, split, **words, speculative_draft_load_format="dummy").runners
+    assert found.load_format == "dummy"

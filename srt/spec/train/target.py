@@ -20,6 +20,7 @@ from srt.layers.parameters import Weights
 from srt.layers.rope import build_cos_sin
 from srt.loading.checkpoint import open_checkpoint
 from srt.loading.fill import fill
+from srt.loading.shards import as_stored
 from srt.models.arch import Arch, read_arch
 from srt.models.registry import model_family
 from srt.spec.train.fuse import fuse
@@ -170,6 +171,8 @@ def load_target(
     checkpoint = open_checkpoint(
         path, load_format or facts.format, facts, parameters, dtype=dtype, seed=seed
     )
+    if (load_format or facts.format) == "sharded":
+        parameters = as_stored(parameters)
     weights = fill(
         parameters, checkpoint.tensors, dtype=dtype, device=device,
         pack=_pack, origin=str(path),
