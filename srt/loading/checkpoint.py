@@ -21,6 +21,12 @@ from srt.quant.stored import read_stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadConfig:
+    path: Path
+    load_format: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """`tensors`: (Hugging Face name, tensor or quantized weight), read as they are asked for.
     `rope_divisors`: [head_dim/2] or None; a GGUF file stores Llama 3's rope scaling as these numbers

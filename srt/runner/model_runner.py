@@ -7,7 +7,6 @@ stays on the runner. Life: construct (stamps only), `load`, `allocate`, `init_ba
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +25,7 @@ from srt.config.runner_spec import RunnerSpec
 from srt.layers.parameters import Parameter
 from srt.layers.rope import build_cos_sin
 from srt.layers.sharding import pack_own_experts, pack_share, shard
-from srt.loading.checkpoint import Checkpoint, open_checkpoint
+from srt.loading.checkpoint import Checkpoint, LoadConfig, open_checkpoint
 from srt.loading.fill import Value, fill
 from srt.loading.safetensors_files import tensor_names
 from srt.loading.shards import as_stored, whole_rows
@@ -58,12 +57,6 @@ Progress = Callable[[str, float], None]
 
 def quiet(phase: str, fraction: float) -> None:
     """A progress callback that shows nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadConfig:
-    path: Path
-    load_format: str
 
 
 class ModelRunner:

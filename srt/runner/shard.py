@@ -179,7 +179,13 @@ class _Shelf:
             self.keep(f"{name}.bias", bias)
         return _Kept()
 
-    def keep_experts(self, owner: str, gate_up: torch.Tensor, down: torch.Tensor) -> Experts:
+    def keep_experts(
+        self,
+        owner: str,
+        gate_up: torch.Tensor | QuantizedWeight,
+        down: torch.Tensor | QuantizedWeight,
+    ) -> Experts:
+        assert isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor)
         self.keep(f"{owner}.experts.gate_up", gate_up)
         self.keep(f"{owner}.experts.down", down)
         return _Kept()
