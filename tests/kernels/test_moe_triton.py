@@ -77,7 +77,7 @@ def close(found, exact, limit=1.5e-2):
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize(("tokens", "hidden", "inner"), [(3, 128, 64), (5, 80, 24)])
+@pytest.mark.parametrize(("tokens", "hidden", "inner"), [(3, 128, 128), (5, 80, 24)])
 @pytest.mark.parametrize("quantization", [None, "fp8"])
 def test_every_plan_computes_what_the_reference_does(
     plan, tokens, hidden, inner, quantization, device
@@ -85,11 +85,15 @@ def test_every_plan_computes_what_the_reference_does(
     x, gate_up, down, *chosen = make_experts(tokens, hidden, inner, 6, 2, device)
     exact = exactly(x, gate_up, down, *chosen)
     packed = pack_experts(gate_up, down, quantization=quantization, implementation="triton")
-    if plan == plans.FETCHED and (quantization or hidden % 64 or inner % 64):
+    step = 64 if quantization is None else 128
+    if quantization and plan == plans.FETCHED:
+        plan = plans.FETCHED_FP8
+    if plan.tile == 128 and plan != plans.LARGEST and (hidden % step or inner % step):
         pytest.skip("the copy engine takes no such weights")
     found = packed.run(x, *chosen, None, plan)
     assert found.dtype == BF16
-    close(found, exact, 1.5e-2 if quantization is None else 6e-2)
+    limit = 0.12 if plan == plans.FETCHED_FP8 else 0.06  # tokens, too, in 8 bits, or weights only
+    close(found, exact, 1.5e-2 if quantization is None else limit)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 33, 140])
