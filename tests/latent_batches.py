@@ -1,16 +1,50 @@
-"""Batches over a pool of latents, and attention by the formula taken literally."""
+"""Batches over a pool of latents, attention by the formula taken literally, and facts of a tiny
+model."""
 
 from __future__ import annotations
 
 import torch
 
 from srt.cache.pools import LatentPool
+from srt.config.facts import ModelFacts
 from srt.layers.latent import LatentArch, UpProjection
 from srt.protocols.attention import AttentionBatch
 
 PAGE = 4
 HEADS = 3
 LATENT = LatentArch(rank=16, nope=8, rope=4, value=12, q_rank=None, scale=0.3, interleaved=True)
+CONFIG = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "intermediate_size": 64,
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 128,
+}
+FACTS = ModelFacts(
+    name="tiny",
+    path="nowhere",
+    format="safetensors",
+    architecture="DeepseekV2ForCausalLM",
+    config=CONFIG,
+    context_length=128,
+    dtype="bfloat16",
+    num_layers=2,
+    hidden_size=48,
+    num_heads=3,
+    num_kv_heads=3,
+    head_dim=48,
+    vocab_size=97,
+    num_parameters=0,
+    end_token_ids=[2],
+)
 
 
 class LatentBatch:

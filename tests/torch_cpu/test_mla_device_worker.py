@@ -16,7 +16,6 @@ if not torch.cuda.is_available():
 from kernels.ops import Ops, select
 from srt.attention.select import BackendPair
 from srt.config.context import get_context
-from srt.config.facts import ModelFacts
 from srt.protocols.forward_batch import ForwardBatch, RowSetup, Slice, TableWrite
 from srt.protocols.worker import WorkerFacts
 from srt.runner.decode_graphs import DecodeGraphs
@@ -27,43 +26,12 @@ from srt.runner.staging import Staging
 from srt.runner.timeline import HostTimeline
 from srt.sampling.device_sampler import DeviceSampler
 from srt.wire.params import SamplingParams
+from tests.latent_batches import FACTS
 from tests.tiny_models import make_spec
 from tests.triton_loops import mend_loop_bounds
 
 CPU = torch.device("cpu")
 PAGE, ROWS, PAGES = 16, 3, 8
-CONFIG = {
-    "architectures": ["DeepseekV2ForCausalLM"],
-    "intermediate_size": 64,
-    "kv_lora_rank": 32,
-    "q_lora_rank": None,
-    "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 16,
-    "moe_intermediate_size": 32,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "first_k_dense_replace": 1,
-    "max_position_embeddings": 128,
-}
-FACTS = ModelFacts(
-    name="tiny",
-    path="nowhere",
-    format="safetensors",
-    architecture="DeepseekV2ForCausalLM",
-    config=CONFIG,
-    context_length=128,
-    dtype="bfloat16",
-    num_layers=2,
-    hidden_size=48,
-    num_heads=3,
-    num_kv_heads=3,
-    head_dim=48,
-    vocab_size=97,
-    num_parameters=0,
-    end_token_ids=[2],
-)
 
 
 @pytest.fixture(autouse=True)

@@ -23,9 +23,8 @@ from srt.runner.build import build_worker
 from srt.runner.families import mla_backend
 from srt.runner.tp_worker import TpModelWorker
 from srt.wire.params import SamplingParams
-from tests.latent_batches import LatentBatch
+from tests.latent_batches import FACTS, LatentBatch
 from tests.tiny_models import make_spec
-from tests.torch_cpu.test_mla_device_worker import FACTS
 
 FIELD = "schedule.disable_chunked_prefix_cache"
 
