@@ -96,9 +96,9 @@ def build_rig(boot: Boot, bars: PhaseBars) -> Rig:
         from srt.verify.rig import ScriptRig
 
         return ScriptRig(Path(boot.facts.model.path))
-    from srt.verify.model_rig import ModelRig
+    from srt.verify.model_rig import open_rig
 
-    return ModelRig(boot.cache_folder, lambda phase, fraction: bars.show("model", phase, fraction))
+    return open_rig(boot.cache_folder, lambda phase, fraction: bars.show("model", phase, fraction))
 
 
 def as_data(report: Report, requests: list[Work], model: str, seconds: float) -> dict[str, object]:

@@ -21,7 +21,7 @@ from srt.protocols.attention import AttentionBatch
 from srt.protocols.forward_batch import ForwardBatch
 from srt.runner.model_runner import ModelRunner
 from srt.runner.page_table import Ints
-from srt.runner.staging import Staging
+from srt.runner.staging import Staging, aligned
 from srt.runner.timeline import Timeline
 
 logger = logging.getLogger(__name__)
@@ -52,9 +52,12 @@ class DecodeGraphs:
         most = max(sizes, default=0)
         self._most = most
         device = runner.device
-        self._static = torch.zeros(2 * 4 * most, dtype=torch.uint8, device=device)
-        ints = self._static.view(torch.int32)
-        self._rows, self._starts = ints[:most], ints[most:]
+        # Each array begins where staging puts it.
+        stride = aligned(4 * most)
+        self._static = torch.zeros(2 * stride, dtype=torch.uint8, device=device)
+        self._rows, self._starts = (
+            self._static[at : at + 4 * most].view(torch.int32) for at in (0, stride)
+        )
         self._lengths = torch.ones(most, dtype=torch.int32, device=device)
         self._rows_host = np.full(most, runner.table.padding_row, dtype=np.int32)
         self._starts_host = np.zeros(most, dtype=np.int32)

@@ -31,7 +31,7 @@ class Staging:
         new one. Follow with `used`, once all that reads the block is launched."""
         ends, end = [], 0
         for array in arrays:
-            end = _align(end) + array.nbytes
+            end = aligned(end) + array.nbytes
             ends.append(end)
         block = self._take(end)
         view = block.numpy()
@@ -68,7 +68,8 @@ class Staging:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
 
 
-def _align(offset: int) -> int:
+def aligned(offset: int) -> int:
+    """The next offset at which an array may begin."""
     return -(-offset // ALIGN) * ALIGN
 
 

@@ -32,6 +32,10 @@ class Timeline(Protocol):
 
     is_async: bool
 
+    def join(self) -> None:
+        """From now on the work of the calling thread goes there too."""
+        ...
+
     def mark(self) -> Mark:
         """Behind all that was launched so far."""
         ...
@@ -70,6 +74,9 @@ class HostTimeline:
     """A CPU. A captured piece of work is simply done again."""
 
     is_async = False
+
+    def join(self) -> None:
+        """A CPU has no other."""
 
     def mark(self) -> HostMark:
         return HostMark()
@@ -110,10 +117,15 @@ class CudaTimeline:
     is_async = True
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         torch.cuda.set_device(device)
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        torch.cuda.set_stream(self.stream)
         self._pool = torch.cuda.graph_pool_handle()
+        self.join()
+
+    def join(self) -> None:
+        torch.cuda.set_device(self._device)
+        torch.cuda.set_stream(self.stream)
 
     def mark(self) -> CudaMark:
         return CudaMark(self.stream)

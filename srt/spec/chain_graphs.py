@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from srt.runner.page_table import Ints
-from srt.runner.staging import Staging
+from srt.runner.staging import Staging, aligned
 from srt.runner.timeline import Timeline
 from srt.spec.device_chain import DeviceChain
 
@@ -30,8 +30,7 @@ class ChainGraphs:
         self._play: dict[int, Callable[[], None]] = {}
         self._most = most = max(sizes)
         device = chain.target.device
-        # Each array begins where staging puts it: at a multiple of 16 bytes.
-        stride = -(-4 * most // 16) * 16
+        stride = aligned(4 * most)  # each array begins where staging puts it
         self._static = torch.zeros(3 * stride, dtype=torch.uint8, device=device)
         self._rows, self._starts, self._mosts = (
             self._static[at : at + 4 * most].view(torch.int32)

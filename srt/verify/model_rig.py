@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import torch
+
 from srt.config.context import get_exec
-from srt.protocols.worker import Worker
+from srt.config.rules_shape import CHAINS
+from srt.protocols.worker import Worker, WorkerFacts
 from srt.runner.build import ShowPhase, build_worker
+from srt.runner.decode_graphs import DecodeGraphs
+from srt.runner.device_worker import DeviceWorker
 from srt.runner.model_runner import ModelRunner
+from srt.runner.prefill_graphs import PrefillCudaGraphRunner
 from srt.runner.tp_worker import TpModelWorker
+from srt.sampling.device_sampler import DeviceSampler
 from srt.sampling.sampler import Sampler
-from srt.spec.build import ALGORITHMS, speculate
+from srt.spec.build import ALGORITHMS, speculate, speculate_on_device, stays_on_device
 from srt.spec.worker import SpeculativeWorker
+from srt.verify.rig import Rig
 
 UNWRITTEN = 50.0  # what was never written must never be read: there it is wrong enough to be seen
 
@@ -23,33 +32,60 @@ def spoil(runner: ModelRunner) -> None:
         runner.pool.values(layer)[runner.pool.page_size :].fill_(UNWRITTEN)
 
 
+def open_rig(cache_folder: str, show: ShowPhase) -> Rig:
+    """Builds what the published configuration asks for; it is sealed afterwards."""
+    made: list[Rig] = []
+
+    def keep(target: TpModelWorker, drafts: list[ModelRunner]) -> Worker:
+        made.append(ModelRig(target, drafts))
+        return speculate(target, drafts)
+
+    def keep_device(plain: DeviceWorker, drafts: list[ModelRunner]) -> Worker:
+        made.append(DeviceRig(plain, drafts))
+        return speculate_on_device(plain, drafts)
+
+    worker = build_worker(
+        cache_folder, show, keep, on_device=keep_device if stays_on_device() else None
+    )
+    if isinstance(worker, DeviceWorker):
+        return DeviceRig(worker, [])
+    [rig] = made
+    return rig
+
+
+def words_of(runner: ModelRunner) -> str:
+    pair, linears = runner.attention_pair, runner.quantization or "unquantized"
+    return (
+        f"{runner.ops.implementation}, {runner.spec.dtype}, {linears}, attention {pair.prefill} "
+        f"(prefill) and {pair.decode} (decode)"
+    )
+
+
+def renew(runners: list[ModelRunner], facts: WorkerFacts) -> None:
+    """Pools of another size, spoilt, for the target and its drafts."""
+    target = runners[0]
+    target.capture(())
+    for each in runners:
+        each.allocate(
+            num_pages=facts.num_pages,
+            page_size=facts.page_size,
+            max_rows=facts.max_rows,
+            table=None if each is target else target.table,
+        )
+        spoil(each)
+        each.init_backends()
+
+
 class ModelRig:
-    """A `Rig`. The configuration is published before; it is sealed afterwards."""
+    """A `Rig` of runners that compute on a thread."""
 
-    def __init__(self, cache_folder: str, show: ShowPhase) -> None:
-        self._runners: list[ModelRunner] = []
-        self._target: TpModelWorker | None = None
-
-        def keep(target: TpModelWorker, drafts: list[ModelRunner]) -> Worker:
-            self._target = target
-            self._runners = [target.runner, *drafts]
-            return speculate(target, drafts)
-
-        build_worker(cache_folder, show, keep)
-
-    @property
-    def target(self) -> TpModelWorker:
-        assert self._target is not None, "build_worker hands it over"
-        return self._target
+    def __init__(self, target: TpModelWorker, drafts: list[ModelRunner]) -> None:
+        self.target = target
+        self._runners = [target.runner, *drafts]
 
     @property
     def kernels(self) -> str:
-        runner = self.target.runner
-        pair, linears = runner.attention_pair, runner.quantization or "unquantized"
-        return (
-            f"{runner.ops.implementation}, {runner.spec.dtype}, {linears}, attention {pair.prefill} "
-            f"(prefill) and {pair.decode} (decode), {get_exec().num_threads} threads"
-        )
+        return f"{words_of(self.target.runner)}, {get_exec().num_threads} threads"
 
     @property
     def is_exact(self) -> bool:
@@ -74,16 +110,7 @@ class ModelRig:
             page_size=page_size,
             max_rows=max_rows,
         )
-        runner.capture(())
-        for each in self._runners:
-            each.allocate(
-                num_pages=facts.num_pages,
-                page_size=page_size,
-                max_rows=max_rows,
-                table=None if each is runner else runner.table,
-            )
-            spoil(each)
-            each.init_backends()
+        renew(self._runners, facts)
         sampler = Sampler(max_rows, facts.vocab_size, runner.device, runner.ops.best_token)
         worker = TpModelWorker(runner, sampler, facts, target.thread)
         if algorithm is None:
@@ -92,3 +119,65 @@ class ModelRig:
 
     def close(self) -> None:
         self.target.close()
+
+
+class DeviceRig:
+    """A `Rig` of runners that work on behind the host's back, recorded steps included."""
+
+    def __init__(self, plain: DeviceWorker, drafts: list[ModelRunner]) -> None:
+        self._plain = plain
+        self._runners = [plain.runner, *drafts]
+        self._threads: list[ThreadPoolExecutor] = []
+
+    @property
+    def kernels(self) -> str:
+        runner = self._plain.runner
+        sizes = len(runner.spec.graph_sizes) + len(runner.spec.prefill_graph_sizes)
+        return f"{words_of(runner)}, {sizes} CUDA graphs" if sizes else words_of(runner)
+
+    @property
+    def is_exact(self) -> bool:
+        return self._plain.runner.deterministic
+
+    @torch.inference_mode()
+    def worker(
+        self, *, num_tokens: int, page_size: int, max_rows: int, algorithm: str | None
+    ) -> Worker:
+        old, runner = self._plain, self._plain.runner
+        old.timeline.mark().wait()
+        facts = replace(
+            old.facts,
+            num_pages=1 + num_tokens // page_size,
+            page_size=page_size,
+            max_rows=max_rows,
+        )
+        renew(self._runners, facts)
+        sizes = tuple(size for size in runner.spec.graph_sizes if size <= max_rows)
+        self._plain = DeviceWorker(
+            runner,
+            DeviceSampler(max_rows, facts.vocab_size, runner.device),
+            facts,
+            old.timeline,
+            DecodeGraphs(runner, old.timeline, old.staging, sizes),
+            PrefillCudaGraphRunner(runner, old.timeline, ()),
+            old.staging,
+        )
+        if algorithm is None:
+            return self._plain
+        if algorithm in CHAINS and self._runners[1:]:
+            return speculate_on_device(self._plain, self._runners[1:])
+        return self._ask_host(facts, algorithm)
+
+    def _ask_host(self, facts: WorkerFacts, algorithm: str) -> Worker:
+        """Guesses that the host makes or chooses; steps are not recorded then."""
+        runner = self._plain.runner
+        thread = ThreadPoolExecutor(1, "model", initializer=self._plain.timeline.join)
+        self._threads.append(thread)
+        sampler = Sampler(facts.max_rows, facts.vocab_size, runner.device, runner.ops.best_token)
+        worker = TpModelWorker(runner, sampler, facts, thread)
+        return SpeculativeWorker(worker, ALGORITHMS[algorithm](worker, self._runners[1:]))
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.shutdown()
+        self._plain.close()

@@ -17,7 +17,7 @@ from srt.config.dummy import dummy_facts
 from srt.config.facts import Facts, ModelFacts
 from srt.launch.parts import scheduler_settings
 from srt.verify.check import Report, verify
-from srt.verify.model_rig import ModelRig
+from srt.verify.model_rig import open_rig
 from srt.verify.requests import build_requests
 from srt.verify.variants import baseline, plan
 
@@ -46,7 +46,7 @@ def run(facts: ModelFacts, folder: Path, **fields: Any) -> Report:
     requests = build_requests(Words(), facts.context_length)
     page_size, algorithm = get_schedule().page_size, get_spec().speculative_algorithm
     yours = scheduler_settings()
-    rig = ModelRig(str(folder), lambda phase, fraction: None)
+    rig = open_rig(str(folder), lambda phase, fraction: None)
     try:
         variants = plan(requests, page_size=page_size, algorithm=algorithm, yours=yours)
         return verify(rig, requests, Words(), baseline(requests, page_size), variants)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import save_file
 from test_device_worker import CPU, FACTS, GREEDY, ROWS, WARM, make_runner
 from test_device_worker import make_worker as make_plain
@@ -170,7 +169,7 @@ def alone(params: SamplingParams, tokens: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "warm"])
 def test_answers_are_those_without_guesses(chained: ChainWorker, params: SamplingParams) -> None:
-    """Three rows; one comes while the others decode, and one asks for fewer guesses than there may be."""
+    """Three rows; one comes while the others decode, one asks for fewer guesses than there may be."""
     rows = [Row(index, prompt(index + 1, 15 + 9 * index), params) for index in range(3)]
     run(chained, rows[:2], [row.prefill() for row in rows[:2]], opens=rows[:2])
     for _ in range(2):

@@ -164,7 +164,9 @@ def test_stamp_before_build_in_every_layer(monkeypatch: pytest.MonkeyPatch) -> N
     dummy()
     target = target_runner()
     seen: list[Any] = []
-    monkeypatch.setattr(model_runner, "build_backend", lambda pair, *_, **options: seen.append(pair))
+    monkeypatch.setattr(
+        model_runner, "build_backend", lambda pair, *_, **options: seen.append(pair)
+    )
     for step in range(NUM_LAYERS):
         made = build_draft_tp_worker(get_context().args, target, ops=select("torch"), step=step)
         assert made.spec.step == step and made.role == "draft"

@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from srt.protocols.forward_batch import RowSetup
 from kernels.sample.noise import exponential, position_keys, seed_keys
+from srt.protocols.forward_batch import RowSetup
 from srt.sampling.sampler import Sampler
 from srt.wire.params import SamplingParams
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from kernels.best_token import best_token
-from srt.protocols.forward_batch import RowSetup
 from kernels.sample.race import BLOCK, token_weights
-from srt.sampling.sampler import Sampler
 from kernels.sample.truncate import Truncation, draw_truncated, keep_likely
+from srt.protocols.forward_batch import RowSetup
+from srt.sampling.sampler import Sampler
 from srt.wire.params import SamplingParams
 
 V = 1000

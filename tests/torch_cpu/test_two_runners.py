@@ -177,7 +177,9 @@ def test_stamp_before_build(monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_draft(target)
     assert (made.attention_pair.prefill, made.attention_pair.decode) == ("sdpa", "sdpa")
     seen: list[Any] = []
-    monkeypatch.setattr(model_runner, "build_backend", lambda pair, *_, **options: seen.append(pair))
+    monkeypatch.setattr(
+        model_runner, "build_backend", lambda pair, *_, **options: seen.append(pair)
+    )
     monkeypatch.setattr(
         model_runner, "resolve_attention_backend_strs", lambda _: pytest.fail("asked again")
     )
