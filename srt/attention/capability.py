@@ -40,6 +40,7 @@ class Capability:
     min_capability: int
     ready: frozenset[tuple[str, int]] | None
     has_latent: frozenset[Half] = frozenset()
+    has_relative: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class Need:
     computes in, None: the same. `has_library`: the compiled CPU kernels are there. `capability`: of the
     GPU, 90 for 9.0, 0 where unknown. `tree`: slices whose tokens do not simply see what lies before
     them. `cap`: scores are capped. `deterministic`: the same bits whatever else is in the batch.
-    `latent`: attention is MLA; its heads are of any size."""
+    `latent`: attention is MLA; its heads are of any size. `relative`: scores depend on the distance."""
 
     device: str
     dtype: str
@@ -63,6 +64,7 @@ class Need:
     cap: bool = False
     deterministic: bool = False
     latent: bool = False
+    relative: bool = False
 
 
 TABLE: tuple[Capability, ...] = (
@@ -132,6 +134,7 @@ TABLE: tuple[Capability, ...] = (
         min_capability=0,
         ready=None,
         has_latent=frozenset({"prefill", "decode"}),
+        has_relative=True,
     ),
 )
 
@@ -174,6 +177,8 @@ def lacks(row: Capability, need: Need, half: Half = "decode") -> list[str]:
                 f"needs a GPU of compute capability {_version(oldest)}, this one has "
                 f"{_version(need.capability)}"
             )
+    if need.relative and not row.has_relative:
+        found.append("has no relative positions")
     if need.window and not row.has_window:
         found.append("has no sliding window")
     if need.cap and not row.has_cap:

@@ -19,7 +19,7 @@ GROUP_TOKENS = 65536  # padded KV tokens gathered at once; bounds memory when le
 
 
 @dataclass(slots=True)
-class _Piece:
+class Piece:
     """Slices computed in one call: n of them, `queries` tokens each, over KV gathered at `slots`."""
 
     first: int  # first token in the step
@@ -45,10 +45,10 @@ class SdpaAttention:
     wants_new = False
 
     def __init__(self) -> None:
-        self._pieces: list[_Piece] = []
+        self.pieces: list[Piece] = []
 
     def plan(self, batch: AttentionBatch) -> None:
-        self._pieces = [
+        self.pieces = [
             *(_plan_decode(batch, first, last) for first, last in _groups(batch)),
             *_plan_prefill(batch),
         ]
@@ -74,14 +74,14 @@ class SdpaAttention:
         assert cap is None, "the capability table says so"
         keys, values = pool.keys(layer), pool.values(layer)
         scale *= pool.k_scale(layer)
-        outputs = [_attend(piece, q, keys, values, scale, window) for piece in self._pieces]
+        outputs = [_attend(piece, q, keys, values, scale, window) for piece in self.pieces]
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         v_scale = pool.v_scale(layer)
         return out if v_scale == 1 else out * v_scale
 
 
 def _attend(
-    piece: _Piece,
+    piece: Piece,
     q: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -120,17 +120,17 @@ def _groups(batch: AttentionBatch) -> list[tuple[int, int]]:
     return groups
 
 
-def _plan_decode(batch: AttentionBatch, first: int, last: int) -> _Piece:
+def _plan_decode(batch: AttentionBatch, first: int, last: int) -> Piece:
     longest = max(batch.starts_host[first:last]) + 1
     keys = torch.arange(longest, device=batch.page_table.device)
     distance = batch.starts[first:last, None].long() - keys  # [n, L]
     pages = batch.page_table[batch.rows[first:last].long()][:, keys // batch.page_size]
     slots = pages.long() * batch.page_size + keys % batch.page_size
     slots = slots.where(distance >= 0, 0)
-    return _Piece(first, last - first, 1, slots, distance[:, None])
+    return Piece(first, last - first, 1, slots, distance[:, None])
 
 
-def _plan_prefill(batch: AttentionBatch) -> list[_Piece]:
+def _plan_prefill(batch: AttentionBatch) -> list[Piece]:
     pieces = []
     token = batch.num_decode
     for index in range(batch.num_decode, len(batch.rows_host)):
@@ -141,7 +141,7 @@ def _plan_prefill(batch: AttentionBatch) -> list[_Piece]:
         distance = keys[start:, None] - keys
         if batch.bases_host and batch.bases_host[index] >= 0:
             distance = _look(batch, slice(token, token + length), keys, batch.bases_host[index])
-        pieces.append(_Piece(token, 1, length, slots[None], distance[None]))
+        pieces.append(Piece(token, 1, length, slots[None], distance[None]))
         token += length
     return pieces
 

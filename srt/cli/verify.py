@@ -20,6 +20,7 @@ from rich.table import Table
 from srt.cli.options import add_server_flags, cache_folder, server_args, start_logging
 from srt.cli.progress import PhaseBars
 from srt.config.context import get_context, get_device, get_model, get_schedule, get_spec, publish
+from srt.config.inkling import why_no_guesses
 from srt.errors import ConfigError
 from srt.launch.ending import leaving_on_sigterm
 from srt.launch.prepare import prepare
@@ -77,7 +78,13 @@ def run(options: argparse.Namespace) -> int:
                 requests,
                 codec,
                 baseline(requests, page_size),
-                plan(requests, page_size=page_size, algorithm=algorithm, yours=yours),
+                plan(
+                    requests,
+                    page_size=page_size,
+                    algorithm=algorithm,
+                    yours=yours,
+                    no_guesses=why_no_guesses(boot.facts.model.architecture),
+                ),
                 lambda name, fraction: bars.show("verify", name, fraction),
             )
         finally:

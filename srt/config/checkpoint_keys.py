@@ -20,6 +20,7 @@ ARCHITECTURES = (
     "DeepseekV3ForCausalLM",
     "MixtralForCausalLM",
     "Qwen3MoeForCausalLM",
+    "InklingForCausalLM",
     "Script",
 )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srt.config.facts import ModelFacts
+from srt.config.inkling import is_inkling, kv_sizes
 
 LATENT_KEYS = (
     *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
@@ -48,6 +49,8 @@ def kv_items(model: ModelFacts, kv_heads: int) -> int:
     latent belongs to all heads, so each rank has all of it."""
     if is_latent(model.architecture):
         return model.num_layers * latent_width(model.config)
+    if is_inkling(model.architecture):
+        return 2 * sum(kv_sizes(model.config))
     return 2 * model.num_layers * kv_heads * model.head_dim
 
 

@@ -14,6 +14,7 @@ from srt.config.checkpoint_keys import (
 )
 from srt.config.experts import mlp_parameters
 from srt.config.facts import ModelFacts
+from srt.config.inkling import vocabulary
 from srt.config.latent import LATENT_KEYS, is_latent, parameter_count, query_dim
 from srt.config.safetensors_header import code_of, count_parameters, main_dtype, stored_bytes
 from srt.config.shards import check_config, read_index
@@ -37,7 +38,7 @@ def probe_hf(folder: Path, name: str) -> ModelFacts:
     generation = read_json_object(generation_path) if generation_path.is_file() else {}
     hidden = read_count(path, config, "hidden_size")
     heads = read_count(path, config, "num_attention_heads")
-    vocab_size = read_count(path, config, "vocab_size")
+    vocab_size = vocabulary(config, read_count(path, config, "vocab_size"))
     if is_latent(architectures[0]):
         for key in LATENT_KEYS:
             read_count(path, config, key)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import GpuFacts, MachineFacts, ModelFacts
+from srt.config.inkling import is_inkling
 from srt.config.latent import is_latent
 from srt.config.rules_device import INSTALL
 from srt.errors import ConfigError
@@ -39,6 +40,7 @@ class Place:
     head_dim: int
     has_window: bool
     has_latent: bool = False  # MLA: heads of any size
+    has_relative: bool = False  # scores depend on the distance
 
 
 def place_of(
@@ -65,6 +67,7 @@ def place_of(
         head_dim=model.head_dim,
         has_window=has_window(model),
         has_latent=is_latent(model.architecture),
+        has_relative=is_inkling(model.architecture),
     )
 
 
@@ -76,6 +79,8 @@ def has_window(model: ModelFacts) -> bool:
 
 def lacks(name: str, place: Place) -> str | None:
     """Why this backend cannot compute attention here; None if it can."""
+    if place.has_relative and name != "sdpa":
+        return f"{name} attention has no relative positions"
     match name:
         case "native":
             return _native_lack(place)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts
+from srt.config.inkling import SMALLEST_PAGE, is_inkling
 from srt.config.rooms import Room, megabytes
 from srt.config.rules_model import ModelPlan
 from srt.errors import ConfigError
@@ -40,6 +41,11 @@ def decide_memory(
         PAGE_SIZE,
         "half a page is lost per request, and page tables stay short",
     )
+    if is_inkling(facts.model.architecture) and page < SMALLEST_PAGE:
+        raise ConfigError(
+            f"--page-size {page} was asked for, but a page also keeps the state of short convolutions; "
+            f"allowed for {facts.model.name}: {SMALLEST_PAGE} and more"
+        )
     context = _context_length(args, facts, plan, page, room, decisions)
     need = _round_up(context, page)
     tokens = _max_total_tokens(args, plan, page, context, need, room, decisions)

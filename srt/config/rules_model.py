@@ -9,6 +9,7 @@ from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts, GpuFacts, ModelFacts
 from srt.config.footprint import ITEM_BYTES, weight_bytes
+from srt.config.inkling import state_bytes
 from srt.config.latent import kv_items
 from srt.config.rules_parallel import bytes_of_rank, check_int4, kv_heads_of_rank
 from srt.config.rules_quantization import FP8_CAPABILITY, decide_quantization
@@ -69,7 +70,7 @@ def decide_model(
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
         quantization=quantization,
-        bytes_per_token=kv_items(model, kv_heads) * ITEM_BYTES[kv_dtype],
+        bytes_per_token=kv_items(model, kv_heads) * ITEM_BYTES[kv_dtype] + state_bytes(model),
         weight_bytes=bytes_of_rank(weight_bytes(model, dtype, quantization), embedding, ranks),
         gpu=gpu,
     )

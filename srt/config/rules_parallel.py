@@ -10,6 +10,7 @@ from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.experts import KEYS as EXPERT_KEYS
 from srt.config.facts import Facts, ModelFacts
+from srt.config.inkling import is_inkling
 from srt.config.latent import is_latent
 from srt.errors import ConfigError
 
@@ -75,6 +76,8 @@ def why_not(model: ModelFacts, size: int) -> str | None:
     """What of the model cannot be divided by `size`."""
     if size == 1:
         return None
+    if is_inkling(model.architecture):
+        return "short convolutions, which ranks cannot divide yet"
     heads, kv_heads = model.num_heads, model.num_kv_heads
     if heads % size:
         return f"{heads} attention heads, which {size} ranks cannot divide"

@@ -12,6 +12,7 @@ from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts, ModelFacts
 from srt.config.footprint import ITEM_BYTES, weight_bytes
+from srt.config.inkling import why_no_guesses
 from srt.config.latent import is_latent, kv_items
 from srt.config.rules_attention import Place, check_wish, lacks, place_of, propose
 from srt.config.rules_block import decide_block
@@ -76,6 +77,12 @@ def decide_spec(
         for name in (*SETTINGS, "force_accept"):
             decisions.decide(f"speculative_{name}", OFF.get(name, 0), "nobody guesses")
         return None
+    for model in (facts.model, facts.draft):
+        trouble = None if model is None else why_no_guesses(model.architecture)
+        if model is not None and trouble is not None:
+            raise ConfigError(
+                f"--speculative-algorithm {algorithm}: {model.name} has {trouble}; allowed: none"
+            )
     decisions.take("speculative_algorithm", algorithm)
     known = ALGORITHMS[algorithm]
     decide_force(args, algorithm, plan.gpu is not None, decisions)

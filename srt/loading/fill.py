@@ -76,13 +76,17 @@ def fill(
                     f"{origin}: tensor {source!r} has shape {list(given.shape)}; "
                     f"the model's configuration asks for {list(part.shape)}"
                 )
+            is_experts = pending.parameter.kind == "experts"
             if part.cut not in kept:
                 share = given if part.cut is None else part.cut.of(given)
                 moved = share.to(device=device, dtype=None if keeps_type else dtype)
-                kept[part.cut] = moved.contiguous()
+                whole = moved.contiguous()
+                if isinstance(whole, torch.Tensor) and whole.dim() == 3 and is_experts:
+                    whole = whole.flatten(0, 1)  # several experts in one tensor
+                kept[part.cut] = whole
             pending.arrived[part] = kept[part.cut]
             if pending.is_complete:
-                if pending.parameter.kind == "experts":
+                if is_experts:
                     _finish_experts(pending, halves, weights, pack_experts)
                 else:
                     _finish(pending, weights, pack)

@@ -7,6 +7,7 @@ head and its embedding on one rank, are stored once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,8 @@ def as_stored(parameters: Sequence[Parameter]) -> list[Parameter]:
     found = []
     for parameter in parameters:
         name = names.setdefault(parameter.parts, parameter.name)
-        parts = (Part(source=name, shape=_stacked(parameter.parts)),)
+        is_flat = parameter.kind == "experts"
+        parts = (Part(source=name, shape=_stacked(parameter.parts, is_flat)),)
         biases: tuple[Part, ...] = ()
         if parameter.biases:
             biases = (Part(source=f"{parameter.name}.bias", shape=_stacked(parameter.biases)),)
@@ -33,8 +35,11 @@ def as_stored(parameters: Sequence[Parameter]) -> list[Parameter]:
     return found
 
 
-def _stacked(parts: tuple[Part, ...]) -> tuple[int, ...]:
+def _stacked(parts: tuple[Part, ...], is_flat: bool = False) -> tuple[int, ...]:
+    """`is_flat`: tensors of several experts are rows of each, like the others."""
     kept = [_kept(part) for part in parts]
+    if is_flat:
+        kept = [(math.prod(shape[:-1]), shape[-1]) for shape in kept]
     return sum(shape[0] for shape in kept), *kept[0][1:]
 
 

@@ -10,9 +10,11 @@ from srt.config.latent import is_latent
 from srt.errors import ConfigError
 from srt.layers.latent import LatentArch
 from srt.layers.moe import MoeArch
+from srt.layers.relative import RelativeArch
 from srt.layers.rope import RopeScaling, read_rope_scaling
 from srt.models.arch_moe import read_moe
 from srt.models.arch_parts import need, read_latent
+from srt.models.arch_relative import read_relative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,7 @@ class Arch:
 
     `windows` has one entry per layer: how many tokens back a token sees, itself included; None: all.
     `latent`: attention is MLA, and `head_dim` is that of its queries. `moe`: some layers have experts.
+    `relative`: layers that differ in their heads, and see distances, see `srt.layers.relative`.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Arch:
     windows: tuple[int | None, ...]
     moe: MoeArch | None = None
     latent: LatentArch | None = None
+    relative: RelativeArch | None = None
 
     @property
     def q_size(self) -> int:
@@ -56,6 +60,8 @@ class Arch:
     @property
     def kv_items(self) -> int:
         """Numbers that a token leaves in the KV cache, over all layers."""
+        if self.relative is not None:
+            return self.relative.kv_items
         return self.num_layers * (2 * self.kv_size if self.latent is None else self.latent.width)
 
     def with_shared_experts(self) -> Arch:
@@ -111,6 +117,7 @@ def read_arch(facts: ModelFacts) -> Arch:
         windows=_windows(config, facts.num_layers),
         moe=read_moe(facts),
         latent=latent,
+        relative=read_relative(facts),
     )
 
 

@@ -9,6 +9,7 @@ from srt.config.facts import ModelFacts
 from srt.errors import ConfigError
 from srt.layers.moe import MoeArch, Routing
 from srt.models.arch_parts import need
+from srt.models.arch_relative import read_sink_moe
 
 
 def read_moe(facts: ModelFacts) -> MoeArch | None:
@@ -41,6 +42,8 @@ def read_moe(facts: ModelFacts) -> MoeArch | None:
             routing = _route_v2(config, name)
         case "DeepseekV3ForCausalLM":
             routing = _route_v3(config, name)
+        case "InklingForCausalLM":
+            return read_sink_moe(facts)
         case _:
             return None
     first = int(config.get("first_k_dense_replace") or 0)

@@ -15,6 +15,7 @@ ARCHITECTURES = (
     "DeepseekV3ForCausalLM",
     "MixtralForCausalLM",
     "Qwen3MoeForCausalLM",
+    "InklingForCausalLM",
 )
 
 
@@ -45,6 +46,10 @@ def model_family(architecture: str) -> Family:
             from srt.models.deepseek import Deepseek
 
             return Deepseek()
+        case "InklingForCausalLM":
+            from srt.models.inkling_map import Inkling
+
+            return Inkling()
     raise ConfigError(
         f"architecture {architecture!r} is not implemented; known: {', '.join(ARCHITECTURES)}"
     )

@@ -11,8 +11,10 @@ from srt.attention.mla_plan import MlaSettings
 from srt.attention.mla_select import build_mla_backend
 from srt.attention.select import BackendPair
 from srt.cache.pools import LatentPool, PagedKVPool
+from srt.cache.state_pool import StatePool
 from srt.config.context import get_context, get_schedule
 from srt.config.runner_spec import RunnerSpec
+from srt.layers.convolution import depth_of
 from srt.layers.latent import UpProjection
 from srt.models.arch import Arch
 from srt.protocols.kv_pool import KVPool
@@ -21,6 +23,17 @@ from srt.protocols.kv_pool import KVPool
 def build_pool(
     arch: Arch, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
 ) -> KVPool:
+    if arch.relative is not None:
+        layers, taps = arch.relative.layers, arch.relative.taps
+        return StatePool(
+            num_pages=num_pages,
+            page_size=page_size,
+            heads=[(layer.num_kv_heads, layer.head_dim) for layer in layers],
+            widths=arch.relative.state_widths(arch.hidden_size),
+            depth=depth_of(taps, page_size),
+            dtype=dtype,
+            device=device,
+        )
     if arch.latent is not None:
         return LatentPool(
             num_pages=num_pages,

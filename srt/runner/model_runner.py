@@ -18,6 +18,7 @@ from kernels.linear import Linear
 from kernels.moe import Experts
 from kernels.ops import Ops
 from srt.attention.capability import Need
+from srt.attention.relative import RelativeAttention
 from srt.attention.select import BackendPair, build_backend, select_backend
 from srt.config.context import get_exec
 from srt.config.facts import ModelFacts
@@ -122,7 +123,9 @@ class ModelRunner:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return self.arch.kv_items * self.kv_cache_dtype.itemsize
+        relative = self.arch.relative
+        state = 0 if relative is None else relative.state_bytes
+        return self.arch.kv_items * self.kv_cache_dtype.itemsize + state
 
     @property
     def network(self) -> object:
@@ -260,6 +263,8 @@ class ModelRunner:
             self._backend = mla_backend(
                 self.attention_pair, self._model.ups, self.spec, deterministic=self.deterministic
             )
+        elif self.arch.relative is not None:
+            self._backend = RelativeAttention()
         else:
             self._backend = build_backend(
                 self.attention_pair, self.ops.paged_attention, deterministic=self.deterministic
@@ -353,6 +358,7 @@ class ModelRunner:
             query_dtype=self.spec.dtype,
             head_dim=self.arch.head_dim,
             latent=self.arch.latent is not None,
+            relative=self.arch.relative is not None,
             window=any(window is not None for window in self.arch.windows),
             has_library=self.ops.implementation == "native",
             capability=10 * major + minor,

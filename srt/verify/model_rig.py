@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from srt.cache.state_pool import StatePool
 from srt.config.context import get_exec
 from srt.config.rules_shape import CHAINS
 from srt.protocols.worker import Worker, WorkerFacts
@@ -30,6 +31,9 @@ def spoil(runner: ModelRunner) -> None:
     for layer in range(runner.arch.num_layers):
         runner.pool.keys(layer)[runner.pool.page_size :].fill_(UNWRITTEN)
         runner.pool.values(layer)[runner.pool.page_size :].fill_(UNWRITTEN)
+        if isinstance(runner.pool, StatePool):
+            memory = runner.pool.memory(layer)
+            memory[len(memory) // runner.pool.num_pages :].fill_(UNWRITTEN)
 
 
 def open_rig(cache_folder: str, show: ShowPhase) -> Rig:

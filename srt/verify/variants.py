@@ -56,9 +56,10 @@ def plan(
     page_size: int,
     algorithm: str | None,
     yours: Settings,
+    no_guesses: str | None = None,
 ) -> list[Variant]:
     """Each changes one thing for requests that run together; the last two change all of it. `yours` and
-    `algorithm` are what the flags ask for."""
+    `algorithm` are what the flags ask for. `no_guesses`: why this model cannot be guessed for."""
     alone = baseline(requests, page_size)
     together = replace(
         alone,
@@ -89,8 +90,14 @@ def plan(
     if algorithm in (None, "ngram"):
         draft = replace(draft, name="speculation: draft", why_not="no draft model was given")
     everything = changed(
-        "all of it", chunked_prefill_size=16, radix_cache=True, depth=1, **guessing
+        "all of it",
+        chunked_prefill_size=16,
+        radix_cache=True,
+        depth=1,
+        **({} if no_guesses else guessing),
     )
+    if no_guesses is not None:
+        ngram, draft = (replace(each, why_not=no_guesses) for each in (ngram, draft))
     return [
         together,
         replace(changed("chunking", chunked_prefill_size=7), about="cuts"),
@@ -103,7 +110,12 @@ def plan(
         replace(changed("latency promise", chunked_prefill_size=64, max_itl=1e-6), about="cuts"),
         ngram,
         draft,
-        replace(everything, rounds=2, stream=True, algorithm=algorithm or "ngram"),
+        replace(
+            everything,
+            rounds=2,
+            stream=True,
+            algorithm=None if no_guesses else algorithm or "ngram",
+        ),
         replace(
             together,
             name="your settings",
