@@ -205,6 +205,7 @@ class _Shelf:
         name = f"rank-{self.rank}-of-{self.ranks}-{len(self.files):05}.safetensors"
         path = self.folder / name
         save_file(self._waiting, path, {ID_KEY: self.identity, "rank": str(self.rank)})
+        path.chmod(0o644)  # readable by whoever serves it
         tensors = {
             key: {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
             for key, value in self._waiting.items()
