@@ -89,6 +89,13 @@ class Arch:
         )
 
 
+def arch_for(facts: ModelFacts, ranks: int) -> Arch:
+    """The whole model as so many ranks compute it. Several would have to wait for the one who has what
+    all tokens want, so shared experts join the others on one rank only. Raises as `read_arch`."""
+    whole = read_arch(facts)
+    return whole.with_shared_experts() if ranks == 1 else whole
+
+
 def read_arch(facts: ModelFacts) -> Arch:
     """Raises ConfigError naming the key that this engine cannot honour."""
     config = facts.config

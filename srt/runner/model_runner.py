@@ -30,7 +30,7 @@ from srt.loading.checkpoint import Checkpoint, LoadConfig, open_checkpoint
 from srt.loading.fill import Value, fill
 from srt.loading.safetensors_files import tensor_names
 from srt.loading.shards import as_stored, whole_rows
-from srt.models.arch import read_arch
+from srt.models.arch import arch_for
 from srt.models.blocks import CausalModel, Taps
 from srt.models.decoder import DenseDecoder
 from srt.models.draft import DraftFamily, DraftSource, Lent
@@ -99,9 +99,7 @@ class ModelRunner:
         is_bound = device.type == "cuda" and spec.role == "target"
         self.deterministic = is_bound and get_exec().deterministic
         self.group = group
-        whole = read_arch(facts)
-        if group.size == 1:  # several would have to wait for the one who has what all tokens want
-            whole = whole.with_shared_experts()
+        whole = arch_for(facts, group.size)
         self._whole = whole.with_forced_routing() if forced_even else whole
         self.arch = self._whole.share(group.size)
         self.draft_attention_backend = resolve_draft_attention_backend(

@@ -27,7 +27,7 @@ from srt.loading.checkpoint import open_checkpoint
 from srt.loading.fill import fill
 from srt.loading.locate import HUB_FILES
 from srt.loading.shards import as_stored
-from srt.models.arch import read_arch
+from srt.models.arch import arch_for
 from srt.models.mtp import foreign_tensors
 from srt.models.registry import model_family
 from srt.parallel.group import Alone
@@ -51,8 +51,8 @@ def write_shards(
     facts: ModelFacts, ranks: int, out: Path, dtype: str | None, progress: Progress
 ) -> None:
     """`dtype`: of the stored weights, None: the checkpoint's own. `out` appears whole or not at all; in
-    memory there is never more than one file and one parameter. Raises ConfigError for a model that
-    cannot be divided so, and for a folder that is in use."""
+    memory there are never more than one file, one parameter and what is no linear (an embedding). Raises
+    ConfigError for a model that cannot be divided so, and for a folder that is in use."""
     _check(facts, ranks, out)
     name = dtype or facts.dtype
     torch_dtype(name, "--dtype")
@@ -102,7 +102,7 @@ def _check(facts: ModelFacts, ranks: int, out: Path) -> None:
 
 
 def _write_rank(facts: ModelFacts, shelf: _Shelf, dtype: torch.dtype, progress: Progress) -> None:
-    arch = read_arch(facts)
+    arch = arch_for(facts, shelf.ranks)
     whole = model_family(facts.architecture).parameters(arch)
     seat = Seat(shelf.rank, shelf.ranks)
     own = shard(whole, arch.share(seat.size).head_dim, seat)

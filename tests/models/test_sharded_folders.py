@@ -15,6 +15,8 @@ import torch
 from parity import make_prompt, save_tiny
 from safetensors import safe_open
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -36,6 +38,21 @@ from tests.tiny_models import TINY, Driver, make_runner
 
 PROMPT = make_prompt(TINY["vocab_size"], 30)
 
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "topk_method": "greedy",
+}
+
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -47,6 +64,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "mixtral": MixtralForCausalLM(
             MixtralConfig(**TINY, num_local_experts=8, num_experts_per_tok=2)
         ),
+        "deepseek": DeepseekV2ForCausalLM(DeepseekV2Config(**TINY | LATENT)),
     }
     for name, model in models.items():
         save_tiny(model, folder / name)
