@@ -12,15 +12,17 @@ ROUNDS = 7
 COPY_BYTES = 1 << 30
 
 
-def microseconds(calls: Sequence[Callable[[], object]], rounds: int = ROUNDS) -> float:
+def microseconds(
+    calls: Sequence[Callable[[], object]], rounds: int = ROUNDS, at_least: int = LEAST_LAUNCHES
+) -> float:
     """Device time of one call: the median of `rounds` replays of a graph that makes all of them in turn,
-    as often as fills it. Give calls on different buffers, more than the caches hold."""
+    and again until there are `at_least`. Give calls on different buffers, more than the caches hold."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         for call in calls:
             call()
     stream.synchronize()
-    repeats = -(-LEAST_LAUNCHES // len(calls))
+    repeats = -(-at_least // len(calls))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(repeats):

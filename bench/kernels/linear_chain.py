@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from bench.kernels.graph_timing import time_calls
+from bench.kernels.device import microseconds
 from bench.kernels.linear_gpu import BF16, MODELS
 from bench.kernels.linear_layers import random_weight
 from bench.kernels.linear_prefetch import wait_rows
@@ -123,7 +123,7 @@ def show(model: str) -> None:
                 assert isinstance(plan, StreamPlan)
                 plans[name] = change(name, plan)
             calls = [partial(chain.layer, index, plans, idle) for index in range(chain.num_layers)]
-            took = time_calls(calls, rounds=9)
+            took = microseconds(calls, rounds=9, at_least=16)
             print(
                 f"{model} {'idle 2 + 5 us, ' if idle else ''}{change.__name__}: {took:.1f} us a layer "
                 f"({num_bytes / (took - 7 * idle) / 1e6:.2f} TB/s but for the idle time)",

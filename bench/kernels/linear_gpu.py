@@ -17,7 +17,7 @@ from multiprocessing import get_context
 import torch
 import torch.nn.functional as F
 
-from bench.kernels.graph_timing import time_calls
+from bench.kernels.device import microseconds
 from kernels.launch import ANY_FLOAT, ANY_INT
 from kernels.linear.fp8 import multiply
 from kernels.linear.int4 import Int4Linear
@@ -228,7 +228,7 @@ class Case:
     def time(self, plan: Plan | None, tokens: int, rounds: int = 5) -> float:
         """Microseconds a call."""
         x = torch.randn(tokens, self.size, device="cuda", dtype=BF16)
-        return time_calls(self.calls(plan, x), rounds=rounds)
+        return microseconds(self.calls(plan, x), rounds=rounds, at_least=16)
 
     def speed(self, microseconds: float) -> float:
         """TB/s of the weight."""

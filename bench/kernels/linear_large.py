@@ -12,7 +12,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from bench.kernels.graph_timing import time_calls
+from bench.kernels.device import microseconds
 from bench.kernels.linear_gpu import BF16, MODELS
 from kernels.linear import quantize
 from kernels.linear.fp8 import multiply
@@ -36,8 +36,8 @@ def measure(ways: dict[str, list[Callable[[], object]]], flops: float) -> str:
     shown = []
     for name, calls in ways.items():
         try:
-            microseconds = time_calls(calls, rounds=3, at_least=6)
-            shown.append(f"{name} {flops / microseconds / 1e6:.0f}")
+            taken = microseconds(calls, rounds=3, at_least=6)
+            shown.append(f"{name} {flops / taken / 1e6:.0f}")
         except RuntimeError as error:
             shown.append(f"{name} fails ({str(error).splitlines()[0][:60]})")
     return "  ".join(shown)

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from bench.kernels.graph_timing import time_calls
+from bench.kernels.device import microseconds
 from bench.kernels.linear_gpu import BF16, MODELS
 from kernels import ops
 from kernels.linear.triton import pack
@@ -71,7 +71,7 @@ def measure(model: str, ways: ops.Ops) -> None:
             h = start.clone()
             results[way.__name__] = way(layers[0], h, attended).float()
             calls = [partial(way, layer, h, attended) for layer in layers]
-            times[way.__name__] = time_calls(calls, rounds=7)
+            times[way.__name__] = microseconds(calls, rounds=7, at_least=16)
         exact = results["library"]
         for name, found in results.items():
             error = (found - exact).norm() / exact.norm()

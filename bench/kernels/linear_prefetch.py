@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, globaltimer
 
-from bench.kernels.graph_timing import time_calls
+from bench.kernels.device import microseconds
 from bench.kernels.linear_gpu import BF16, MODELS, ROTATED_BYTES
 from kernels.launch import Launcher
 from kernels.linear.launches import Extras, Kernels, Stored
@@ -55,7 +55,7 @@ def show(name: str, rows: int, size: int, tokens: int) -> None:
 
     plan = few_plan(rows, size, tokens, "plain")
     assert plan is not None
-    alone = time_calls([idle] * 16)
+    alone = microseconds([idle] * 16, rounds=5, at_least=16)
     shown = []
     for prefetch, wave in (
         (0, 0),
@@ -67,7 +67,7 @@ def show(name: str, rows: int, size: int, tokens: int) -> None:
     ):
         asked = replace(plan, prefetch=min(prefetch, size), wave=wave)
         calls: list[Callable[[], object]] = [partial(pair, asked, each) for each in weights]
-        shown.append(f"{prefetch}/{wave} +{time_calls(calls, rounds=7) - alone:.2f}")
+        shown.append(f"{prefetch}/{wave} +{microseconds(calls, rounds=7, at_least=16) - alone:.2f}")
     print(f"{name} x {tokens}, waiting {alone:.2f} us:", "  ".join(shown), flush=True)
 
 

@@ -17,8 +17,7 @@ from functools import partial
 
 import torch
 
-from bench.kernels.device import memory_bandwidth
-from bench.kernels.graph_timing import time_calls
+from bench.kernels.device import memory_bandwidth, microseconds
 from kernels.linear import pack_linear
 from kernels.moe import Routing, pack_experts, plans, route
 from kernels.moe.plans import FetchPlan, FewPlan, Plan, TilePlan, find_plan
@@ -127,7 +126,7 @@ class Case:
 
 
 def time_plan(case: Case, tokens: int, plan: Plan) -> float:
-    return time_calls(case.calls(tokens, plan), rounds=3, at_least=4)
+    return microseconds(case.calls(tokens, plan), rounds=3, at_least=4)
 
 
 def find(case: Case, tokens: int) -> Plan:
@@ -156,8 +155,10 @@ def show_router(shape: Shape) -> None:
     for tokens in TOKENS:
         x = torch.randn(tokens, shape.hidden, device="cuda").to(BF16)
         logits = linear(x)
-        product = time_calls([partial(linear, x)])
-        choice = time_calls([partial(route, logits, routing, implementation="triton")])
+        product = microseconds([partial(linear, x)], rounds=5, at_least=16)
+        choice = microseconds(
+            [partial(route, logits, routing, implementation="triton")], rounds=5, at_least=16
+        )
         print(f"{shape.name:17} router {tokens:5}: product {product:6.1f} us, choice {choice:6.1f}")
 
 

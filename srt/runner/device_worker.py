@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import starmap
 from time import perf_counter
 
 import torch
@@ -21,14 +22,12 @@ from srt.protocols.worker import WorkerFacts
 from srt.runner.decode_graphs import DecodeGraphs
 from srt.runner.model_runner import ModelRunner
 from srt.runner.prefill_graphs import PrefillCudaGraphRunner
-from srt.runner.scores import score_slices
+from srt.runner.scores import Scores, join_scores, score_slices
 from srt.runner.staging import Staging
 from srt.runner.timeline import Mark, Timeline
 from srt.sampling.device_sampler import DeviceSampler
 from srt.sampling.launched import Launched
 from srt.wire.params import TokenLogprobs
-
-Scores = list[list[TokenLogprobs] | str]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,24 +82,14 @@ def collect(
 ) -> list[SliceResult]:
     """`tokens`, `logprobs` and `errors` are those of the slices that sample, `scores` of those that ask
     for them."""
-    sampled = zip(tokens, logprobs, errors, strict=True)
-    scored = iter(scores)
-    results = []
-    for piece in slices:
-        result = SliceResult(tokens=[])
-        if piece.sample:
-            token, known, result.error = next(sampled)
-            if result.error is None:
-                result.tokens = [token]
-                result.logprobs = None if known is None else [known]
-        if piece.prompt_logprobs is not None:
-            found = next(scored) if piece.targets else []
-            if isinstance(found, str):
-                result = SliceResult(tokens=[], error=found)
-            else:
-                result.prompt_logprobs = found
-        results.append(result)
-    return results
+    sampled = starmap(_outcome, zip(tokens, logprobs, errors, strict=True))
+    return join_scores(slices, sampled, scores)
+
+
+def _outcome(token: int, known: TokenLogprobs | None, error: str | None) -> SliceResult:
+    if error is not None:
+        return SliceResult(tokens=[], error=error)
+    return SliceResult(tokens=[token], logprobs=None if known is None else [known])
 
 
 class DeviceWorker:

@@ -1,13 +1,17 @@
-"""Log-probabilities of given tokens: what a request with `prompt_logprobs` asks for."""
+"""Log-probabilities of given tokens, what a request with `prompt_logprobs` asks for, and how they join
+what its slice sampled."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
 
-from srt.protocols.forward_batch import Slice
+from srt.protocols.forward_batch import Slice, SliceResult
 from srt.wire.params import TokenLogprobs
+
+Scores = list[list[TokenLogprobs] | str]  # per slice that asks: its logprobs, or why there are none
 
 SCORED_AT_ONCE = 128  # prompt rows whose logits exist at the same time
 
@@ -24,10 +28,10 @@ class HasLogits(Protocol):
 
 def score_slices(
     runner: HasLogits, scorer: Scorer, slices: list[Slice], hidden: torch.Tensor
-) -> list[list[TokenLogprobs] | str]:
+) -> Scores:
     """Per slice the logprobs of its targets, or why there are none. hidden: one row for each target,
     slice after slice. Waits for the device."""
-    found: list[list[TokenLogprobs] | str] = []
+    found: Scores = []
     first = 0
     for piece in slices:
         assert piece.prompt_logprobs is not None
@@ -37,6 +41,25 @@ def score_slices(
         )
         first = last
     return found
+
+
+def join_scores(
+    slices: list[Slice], sampled: Iterable[SliceResult], scores: Scores
+) -> list[SliceResult]:
+    """A result for each slice, in order. sampled: of the slices that sample. scores: of those that have
+    targets to score."""
+    outcomes, scored = iter(sampled), iter(scores)
+    results = []
+    for piece in slices:
+        result = next(outcomes) if piece.sample else SliceResult(tokens=[])
+        if piece.prompt_logprobs is not None:
+            found = next(scored) if piece.targets else []
+            if isinstance(found, str):
+                result = SliceResult(tokens=[], error=found)
+            else:
+                result.prompt_logprobs = found
+        results.append(result)
+    return results
 
 
 def _score(

@@ -30,8 +30,6 @@ class Mark(Protocol):
 class Timeline(Protocol):
     """One device's order of work. All work of a runner goes to it, so that it runs in launch order."""
 
-    is_async: bool
-
     def join(self) -> None:
         """From now on the work of the calling thread goes there too."""
         ...
@@ -73,8 +71,6 @@ class HostMark:
 class HostTimeline:
     """A CPU. A captured piece of work is simply done again."""
 
-    is_async = False
-
     def join(self) -> None:
         """A CPU has no other."""
 
@@ -113,8 +109,6 @@ class CudaMark:
 class CudaTimeline:
     """A stream of its own, current from now on in the thread that makes it: work cannot be recorded on
     the default stream. Recorded work shares one memory pool: it never runs side by side."""
-
-    is_async = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -18,10 +18,9 @@ from srt.protocols.forward_batch import ForwardBatch, Slice, SliceResult, StepRe
 from srt.protocols.worker import WorkerFacts
 from srt.runner.inputs import StepInputs
 from srt.runner.model_runner import ModelRunner
-from srt.runner.scores import score_slices
+from srt.runner.scores import join_scores, score_slices
 from srt.sampling.accept import Run, accept
 from srt.sampling.sampler import Sampler
-from srt.wire.params import TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +80,8 @@ class TpModelWorker:
         runs = [] if logits is None else self._sample(inputs.sampling, logits)
         self._close_ranks(batch.slices, inputs, runs)
         scores = score_slices(self.runner, self.sampler, inputs.scoring, hidden[num_sampling:])
-        results = _collect(batch.slices, runs, scores)
+        outcomes = [_outcome(*each) for each in zip(inputs.sampling, runs, strict=True)]
+        results = join_scores(batch.slices, outcomes, scores)
         return StepResult(
             slices=results,
             prepare_seconds=prepared - began,
@@ -133,28 +133,16 @@ class TpModelWorker:
             self.runner.pool.move(slots[sources], slots[destinations])
 
 
-def _collect(
-    slices: list[Slice], runs: list[Run], scores: list[list[TokenLogprobs] | str]
-) -> list[SliceResult]:
-    sampled, scored = iter(runs), iter(scores)
-    results = []
-    for piece in slices:
-        result = SliceResult(tokens=[])
-        if piece.sample:
-            run = next(sampled)
-            result.num_drafted, result.kept = piece.draft, run.kept
-            result.num_deep = tree_depth(piece.parents) if piece.parents else piece.draft
-            if run.error is not None:
-                result.error = run.error
-            else:
-                result.tokens = run.tokens
-                known = [each for each in run.logprobs if each is not None]
-                result.logprobs = known or None
-        if piece.prompt_logprobs is not None:
-            found = next(scored) if piece.targets else []
-            if isinstance(found, str):
-                result = SliceResult(tokens=[], error=found)
-            else:
-                result.prompt_logprobs = found
-        results.append(result)
-    return results
+def _outcome(piece: Slice, run: Run) -> SliceResult:
+    result = SliceResult(
+        tokens=[],
+        num_drafted=piece.draft,
+        num_deep=tree_depth(piece.parents) if piece.parents else piece.draft,
+        kept=run.kept,
+        error=run.error,
+    )
+    if run.error is None:
+        result.tokens = run.tokens
+        known = [each for each in run.logprobs if each is not None]
+        result.logprobs = known or None
+    return result

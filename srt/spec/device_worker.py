@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from srt.protocols.forward_batch import ForwardBatch, Slice, SliceResult, StepResult
 from srt.protocols.worker import WorkerFacts
-from srt.runner.device_worker import DeviceTicket, DeviceWorker, Scores, collect
+from srt.runner.device_worker import DeviceTicket, DeviceWorker, collect
 from srt.runner.inputs import StepInputs
-from srt.runner.scores import score_slices
+from srt.runner.scores import Scores, score_slices
 from srt.runner.staging import Staging
 from srt.runner.timeline import Mark, Timeline
 from srt.sampling.launched import Launched
