@@ -12,8 +12,7 @@ from kernels.arena import map_chunk
 class PagedKVPool:
     """One K and one V plane per layer, each [num_pages * page_size, kv_heads, head_dim].
 
-    Everything lies in one zeroed allocation, on a CPU one in huge pages: a decode step reads a little
-    of everything, and pays for every address translation.
+    Everything lies in one allocation, see `make_planes`.
     Page 0 stays zero as long as nobody writes to it; gathers use it as padding.
     """
 
@@ -37,12 +36,7 @@ class PagedKVPool:
         self.num_layers = num_layers
         self.dtype = dtype
         shape = (2 * num_layers, num_pages * page_size, num_kv_heads, head_dim)
-        if device.type == "cpu":
-            memory = map_chunk(math.prod(shape) * dtype.itemsize)
-            planes = memory.view(dtype).view(shape)
-        else:
-            planes = torch.zeros(shape, dtype=dtype, device=device)
-        self._planes = list(planes.unbind(0))
+        self._planes = list(make_planes(shape, dtype, device).unbind(0))
         self.bytes_per_token = 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
 
     def keys(self, layer: int) -> torch.Tensor:
@@ -93,11 +87,7 @@ class LatentPool:
         self.dtype = dtype
         self._rank = rank
         shape = (num_layers, num_pages * page_size, 1, rank + rope)
-        if device.type == "cpu":
-            planes = map_chunk(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-        else:
-            planes = torch.zeros(shape, dtype=dtype, device=device)
-        self._planes = list(planes.unbind(0))
+        self._planes = list(make_planes(shape, dtype, device).unbind(0))
         self.bytes_per_token = num_layers * (rank + rope) * dtype.itemsize
 
     def keys(self, layer: int) -> torch.Tensor:
@@ -119,3 +109,11 @@ class LatentPool:
         the two may overlap."""
         for plane in self._planes:
             plane[destinations] = plane[sources]
+
+
+def make_planes(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """One zeroed allocation, on a CPU in huge pages: a decode step reads a little of everything, and
+    pays for every address translation."""
+    if device.type == "cpu":
+        return map_chunk(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+    return torch.zeros(shape, dtype=dtype, device=device)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.arena import map_chunk
+from srt.cache.pools import make_planes
 
 
 class StatePool:
@@ -33,11 +33,11 @@ class StatePool:
         self.dtype = dtype
         slots = num_pages * page_size
         self._planes = [
-            (_zeros((slots, *each), dtype, device), _zeros((slots, *each), dtype, device))
+            (make_planes((slots, *each), dtype, device), make_planes((slots, *each), dtype, device))
             for each in heads
         ]
         self._memory = [
-            _zeros((num_pages * depth, width), torch.float32, device) for width in widths
+            make_planes((num_pages * depth, width), torch.float32, device) for width in widths
         ]
         per_page = sum(each.nbytes for each in self._memory) // num_pages
         items = 2 * sum(math.prod(each) for each in heads)
@@ -64,9 +64,3 @@ class StatePool:
         raise AssertionError(
             "what convolutions remember is kept by page, and cannot be moved by slot"
         )
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type == "cpu":
-        return map_chunk(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-    return torch.zeros(shape, dtype=dtype, device=device)

@@ -211,13 +211,7 @@ def _allocate(context: RuntimeContext, runners: list[ModelRunner]) -> tuple[Work
         page_size=page_size,
         context_length=target.context_length,
     )
-    for each in runners:
-        each.allocate(
-            num_pages=sizes.num_pages,
-            page_size=page_size,
-            max_rows=max_rows,
-            table=None if each is target else target.table,
-        )
+    make_pools(runners, num_pages=sizes.num_pages, page_size=page_size, max_rows=max_rows)
     for each in runners:
         each.init_backends()
     model = context.facts.model
@@ -253,6 +247,20 @@ def _build_device(
     for each in runners:
         _log(each, sizes)
     return worker
+
+
+def make_pools(
+    runners: list[ModelRunner], *, num_pages: int, page_size: int, max_rows: int
+) -> None:
+    """The KV pool of each, target first, whose page table is that of all."""
+    target = runners[0]
+    for each in runners:
+        each.allocate(
+            num_pages=num_pages,
+            page_size=page_size,
+            max_rows=max_rows,
+            table=None if each is target else target.table,
+        )
 
 
 def _is_all_native(runner: ModelRunner) -> bool:

@@ -11,7 +11,7 @@ from srt.cache.state_pool import StatePool
 from srt.config.context import get_exec
 from srt.config.rules_shape import CHAINS
 from srt.protocols.worker import Worker, WorkerFacts
-from srt.runner.build import ShowPhase, build_worker
+from srt.runner.build import ShowPhase, build_worker, make_pools
 from srt.runner.decode_graphs import DecodeGraphs
 from srt.runner.device_worker import DeviceWorker
 from srt.runner.model_runner import ModelRunner
@@ -67,15 +67,11 @@ def words_of(runner: ModelRunner) -> str:
 
 def renew(runners: list[ModelRunner], facts: WorkerFacts) -> None:
     """Pools of another size, spoilt, for the target and its drafts."""
-    target = runners[0]
-    target.capture(())
+    runners[0].capture(())
+    make_pools(
+        runners, num_pages=facts.num_pages, page_size=facts.page_size, max_rows=facts.max_rows
+    )
     for each in runners:
-        each.allocate(
-            num_pages=facts.num_pages,
-            page_size=facts.page_size,
-            max_rows=facts.max_rows,
-            table=None if each is target else target.table,
-        )
         spoil(each)
         each.init_backends()
 
