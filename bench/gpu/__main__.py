@@ -37,18 +37,21 @@ from srt.cli.options import cache_folder
 from srt.config.experts import num_experts
 
 INSIDE = ("check", "batch1", "ttft", "prefix", "decode", "offline", "online", "profile")
-APART = ("eager", "deterministic", "fp8", "start", "gateway")
+APART = ("eager", "deterministic", "graphs", "fp8", "start", "gateway")
 ONE_SHAPE = {  # of this shape only, unless asked for
     "deterministic": "llama-8b",
+    "graphs": "llama-8b",
     "fp8": "llama-8b",
     "online": "llama-8b",
     "prefix": "deepseek-v2-lite",
 }
 LONG = 32768  # a prompt whose first token is awaited too, where the shape is for such
-GPU_ONLY = ("eager", "deterministic", "fp8")
+GPU_ONLY = ("eager", "deterministic", "graphs", "fp8")
 FP8 = ("--quantization", "fp8", "--kv-cache-dtype", "fp8_e4m3")
 EVEN = ("--moe-force-even-routing",)  # the favourites of noise are no trained model's
 EAGER = ("--cuda-graph-sizes", "0")
+EAGER_PREFILL = ("--cuda-graph-prefill-tokens", "0")
+FEW = ("--max-running", "8")
 STEADY = ("--deterministic",)
 
 
@@ -77,6 +80,8 @@ class Session:
             print(f"{shape}: tokens go to its experts in turn ({EVEN[0]})", flush=True)
 
     def wants(self, part: str) -> bool:
+        if part in self.options.skip:
+            return False
         if self.options.only:
             return part in self.options.only
         if self.options.device == "cpu":
@@ -105,6 +110,8 @@ class Session:
                 self.note(part, figures)
                 if part == "check" and eager is not None:
                     self.note("eager", _same(figures, eager))
+        if self.wants("graphs"):
+            self.attempt("graphs", self._graphs)
         if self.wants("fp8"):
             self.attempt("fp8", self._fp8)
         if self.wants("start") or self.wants("gateway"):
@@ -115,13 +122,15 @@ class Session:
         limit: float = self.options.engine_limit
         return max(1.0, min(limit, self.deadline - time.monotonic()))
 
-    def _engine(self, parts: list[str], *more: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _engine(
+        self, parts: list[str], *more: str, sizes: Sizes | None = None
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         """An engine in a process of its own: its parts as they are done."""
         job = Job(
             flags=[*self.flags, *more],
             cache_folder=cache_folder(),
             parts=parts,
-            sizes=self.sizes,
+            sizes=sizes or self.sizes,
             limit=self.options.limit,
         )
         command = [sys.executable, "-m", "bench.gpu.child"]
@@ -148,6 +157,22 @@ class Session:
         """The check on an engine of its own."""
         found = dict(self._engine(["check"], *flags))
         return found.get("check", found.get("build", found.get("engine", {})))
+
+    def _graphs(self) -> dict[str, Any]:
+        """The first token of short prompts, whose prefill is recorded and replayed, and is not."""
+        sizes = replace(self.sizes, first_token=self.sizes.short)
+        ways = {"": FEW, "_eager": (*FEW, *EAGER_PREFILL)}
+        found = {
+            way: dict(self._engine(["build", "warm", "ttft"], *flags, sizes=sizes)).get("ttft", {})
+            for way, flags in ways.items()
+        }
+        times = {
+            f"{length}{way}_ms": ttft[f"{length}_ms"]
+            for way, ttft in found.items()
+            for length in sizes.short
+        }
+        shares = [times[f"{length}_ms"] / times[f"{length}_eager_ms"] for length in sizes.short]
+        return {**times, "share": max(shares)}
 
     def _fp8(self) -> dict[str, Any]:
         found = dict(self._engine(["build", "warm", "offline"], *FP8))
@@ -228,6 +253,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--models", type=_words, default=["qwen3-0.6b", "llama-8b", "qwen3-14b"],
                         help=f"shapes, of: {', '.join(shape_names())}")  # fmt: skip
     parser.add_argument("--only", type=_words, help=f"parts, of: {', '.join(INSIDE + APART)}")
+    parser.add_argument("--skip", type=_words, default=[], help="parts that are left out")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true", help="small sets, as on a CPU")
     parser.add_argument("--limit", type=float, default=60, help="seconds for one run of a part")
@@ -238,9 +264,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="append the last line to this file")
     parser.add_argument("flags", nargs="*", help="after --: flags for the engine")
     options = parser.parse_args(argv)
-    unknown = set(options.only or ()) - {*INSIDE, *APART}
+    unknown = {*(options.only or ()), *options.skip} - {*INSIDE, *APART}
     if unknown:
-        parser.error(f"--only knows no {', '.join(sorted(unknown))}")
+        parser.error(f"there is no part {', '.join(sorted(unknown))}")
     found: dict[str, Results] = {}
     began, deadline = time.perf_counter(), time.monotonic() + options.total_limit
     with tempfile.TemporaryDirectory() as folder:

@@ -28,6 +28,7 @@ class Sizes:
     prompt: int = 128
     alone: int = 256  # tokens of the answer at batch 1
     first_token: tuple[int, ...] = (1024, 8192)  # prompts whose first token is awaited
+    short: tuple[int, ...] = (64, 128, 256)  # prompts whose prefill is a graph
     prefixes: tuple[tuple[int, int], ...] = ((4096, 128), (32768, 512))  # cached, and new behind it
     batches: tuple[int, ...] = (32, 256)
     batch_answer: int = 128
@@ -46,6 +47,7 @@ SMALL = Sizes(
     prompt=16,
     alone=24,
     first_token=(64, 256),
+    short=(16, 32),
     prefixes=((128, 32),),
     batches=(2, 8),
     batch_answer=16,

@@ -32,6 +32,7 @@ def headline(results: Results) -> dict[str, float]:
             found[f"prefix {name[:-3]}"] = value
     take("start", "start", "second_s")
     take("online", "online", "p99_by_p50")
+    take("graphs", "graphs", "share")
     for row, part in (("gateway", "gateway"), ("fp8", "fp8")):
         value, plain = results.get(part, {}).get("tok_s"), results.get("offline", {}).get("tok_s")
         if value and plain:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -235,13 +235,13 @@ class Case:
         return self.bytes / microseconds / 1e6
 
 
-def search(kind: str, shapes: list[tuple[str, int, int]]) -> Best:
+def search(kind: str, shapes: list[tuple[str, int, int]], order: Sequence[int]) -> Best:
     """The fastest plan by (rows, columns, tokens of TOKEN_TILES). Prints the first few of each."""
     begin = time.perf_counter()
     jobs = {
         (ALIKE.get(name, name), kind, replace(plan, prefetch=0, wave=0), k, t)
         for name, n, k in shapes
-        for t in ORDER
+        for t in order
         for plan in candidates(kind, n, k, t)
     }
     with ProcessPoolExecutor(15, get_context("spawn")) as pool:
@@ -250,7 +250,7 @@ def search(kind: str, shapes: list[tuple[str, int, int]]) -> Best:
     best: Best = {}
     for name, n, k in shapes:
         case = Case(name, kind, n, k)
-        for tile in ORDER:
+        for tile in order:
             tokens = 8 if tile == 16 else tile
             times: list[tuple[float, Plan]] = []
             plans = candidates(kind, n, k, tile)
@@ -322,9 +322,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="the plans as they are, no search")
     parser.add_argument("--kind", default="plain", choices=("plain", "fp8", "int4"))
+    parser.add_argument("--tokens", type=int, nargs="+", default=ORDER, choices=ORDER,
+                        help="plans are searched for")  # fmt: skip
     options = parser.parse_args()
     torch.manual_seed(int(time.time()))
-    if options.kind == "plain":
+    is_whole = tuple(options.tokens) == ORDER
+    if options.kind == "plain" and is_whole:
         check_packed()
     every = [
         (name, n, k)
@@ -332,8 +335,8 @@ def main() -> None:
         for name, (n, k, _) in linears.items()
         if options.kind == "plain" or (name != "head" and model != "Qwen3-0.6B")
     ]
-    found = {} if options.quick else search(options.kind, every)
-    if options.kind == "plain":
+    found = {} if options.quick else search(options.kind, every, options.tokens)
+    if options.kind == "plain" and is_whole:
         show_table(options.kind, found)
 
 

@@ -48,16 +48,16 @@ Plan = StreamPlan | TilePlan
 Table = dict[tuple[int, int, int], Plan | None]  # by N, K and tokens of TOKEN_TILES
 
 PLAIN: Table = {
-    (6144, 4096, 1): StreamPlan(8, 1024, 3, 4, 1024, 528),
-    (4096, 4096, 1): StreamPlan(16, 512, 4, 8, 1024, 528),
-    (28672, 4096, 1): StreamPlan(4, 1024, 4, 4, 1024, 528),
-    (4096, 14336, 1): StreamPlan(4, 1024, 1, 4, 1024, 528),
-    (128256, 4096, 1): StreamPlan(16, 512, 4, 8),
-    (4096, 1024, 1): StreamPlan(4, 1024, 4, 4, 2048, 1056),
-    (1024, 2048, 1): StreamPlan(4, 1024, 1, 4, 2048, 1056),
-    (6144, 1024, 1): StreamPlan(2, 1024, 4, 4, 1024, 528),
-    (1024, 3072, 1): StreamPlan(8, 1024, 3, 4, 1024, 528),
-    (151936, 1024, 1): StreamPlan(4, 1024, 4, 4, 2048, 1056),
+    (6144, 4096, 1): StreamPlan(8, 1024, 3, 4, 1024, 528, late=True),
+    (4096, 4096, 1): StreamPlan(16, 512, 4, 8, late=True),
+    (28672, 4096, 1): StreamPlan(4, 1024, 4, 4, 1024, 528, late=True),
+    (4096, 14336, 1): StreamPlan(4, 1024, 1, 4, 1024, 528, late=True),
+    (128256, 4096, 1): StreamPlan(16, 512, 4, 8, late=True),
+    (4096, 1024, 1): StreamPlan(4, 1024, 4, 4, 2048, 1056, late=True),
+    (1024, 2048, 1): StreamPlan(4, 1024, 1, 4, 2048, 1056, late=True),
+    (6144, 1024, 1): StreamPlan(2, 1024, 4, 4, 1024, 528, late=True),
+    (1024, 3072, 1): StreamPlan(8, 1024, 3, 4, 1024, 528, late=True),
+    (151936, 1024, 1): StreamPlan(4, 1024, 4, 4, 2048, 1056, late=True),
     (7168, 5120, 1): StreamPlan(4, 1024, 4, 4, 1024, 528),
     (5120, 5120, 1): StreamPlan(8, 512, 4, 4, 1024, 528),
     (34816, 5120, 1): StreamPlan(4, 1024, 1, 4, 2048, 1056),
@@ -110,7 +110,72 @@ PLAIN: Table = {
     (151936, 5120, 64): TilePlan(128, 128, 4, 8, 1),
 }
 INT4: Table = {}
-FP8: Table = {}
+FP8: Table = {
+    (6144, 4096, 1): StreamPlan(8, 1024, 3, 4),
+    (6144, 4096, 16): TilePlan(64, 256, 6, 4, 1, tokens=16),
+    (6144, 4096, 2): TilePlan(64, 256, 6, 4, 1, tokens=16),
+    (6144, 4096, 4): TilePlan(64, 256, 6, 4, 1, tokens=16),
+    (6144, 4096, 32): TilePlan(64, 512, 3, 4, 1, tokens=32),
+    (6144, 4096, 64): TilePlan(64, 256, 4, 4, 1, tokens=64),
+    (6144, 4096, 128): None,
+    (6144, 4096, 256): None,
+    (4096, 4096, 1): StreamPlan(8, 1024, 3, 4),
+    (4096, 4096, 16): TilePlan(64, 256, 6, 4, 2, tokens=16),
+    (4096, 4096, 2): TilePlan(64, 256, 6, 4, 2, tokens=16),
+    (4096, 4096, 4): TilePlan(64, 256, 6, 4, 2, tokens=16),
+    (4096, 4096, 32): TilePlan(64, 512, 3, 4, 2, tokens=32),
+    (4096, 4096, 64): TilePlan(64, 256, 4, 4, 2, tokens=64),
+    (4096, 4096, 128): None,
+    (4096, 4096, 256): None,
+    (28672, 4096, 1): StreamPlan(8, 512, 4, 4),
+    (28672, 4096, 16): TilePlan(64, 256, 4, 4, 1, tokens=16),
+    (28672, 4096, 2): TilePlan(64, 256, 4, 4, 1, tokens=16),
+    (28672, 4096, 4): TilePlan(64, 256, 4, 4, 1, tokens=16),
+    (28672, 4096, 32): TilePlan(64, 256, 4, 4, 1, tokens=32),
+    (28672, 4096, 64): TilePlan(128, 256, 4, 8, 1, tokens=64),
+    (28672, 4096, 128): None,
+    (28672, 4096, 256): None,
+    (4096, 14336, 1): StreamPlan(8, 1024, 3, 4),
+    (4096, 14336, 16): TilePlan(64, 256, 6, 4, 2, tokens=16),
+    (4096, 14336, 2): TilePlan(64, 256, 6, 4, 2, tokens=16),
+    (4096, 14336, 4): TilePlan(64, 256, 6, 4, 2, tokens=16),
+    (4096, 14336, 32): TilePlan(64, 512, 3, 4, 2, tokens=32),
+    (4096, 14336, 64): TilePlan(64, 256, 4, 4, 2, tokens=64),
+    (4096, 14336, 128): None,
+    (4096, 14336, 256): None,
+    (7168, 5120, 1): StreamPlan(8, 512, 4, 4),
+    (7168, 5120, 16): TilePlan(64, 256, 6, 4, 1, tokens=16),
+    (7168, 5120, 2): TilePlan(64, 256, 6, 4, 1, tokens=16),
+    (7168, 5120, 4): TilePlan(64, 256, 6, 4, 1, tokens=16),
+    (7168, 5120, 32): TilePlan(64, 512, 3, 4, 1, tokens=32),
+    (7168, 5120, 64): TilePlan(64, 256, 4, 4, 1, tokens=64),
+    (7168, 5120, 128): None,
+    (7168, 5120, 256): None,
+    (5120, 5120, 1): StreamPlan(8, 512, 4, 4),
+    (5120, 5120, 16): TilePlan(64, 256, 4, 4, 1, tokens=16),
+    (5120, 5120, 2): TilePlan(64, 256, 4, 4, 1, tokens=16),
+    (5120, 5120, 4): TilePlan(64, 256, 4, 4, 1, tokens=16),
+    (5120, 5120, 32): TilePlan(64, 512, 3, 4, 1, tokens=32),
+    (5120, 5120, 64): TilePlan(64, 256, 4, 4, 1, tokens=64),
+    (5120, 5120, 128): None,
+    (5120, 5120, 256): None,
+    (34816, 5120, 1): StreamPlan(8, 512, 4, 4),
+    (34816, 5120, 16): TilePlan(64, 256, 4, 4, 1, tokens=16),
+    (34816, 5120, 2): TilePlan(64, 256, 4, 4, 1, tokens=16),
+    (34816, 5120, 4): TilePlan(64, 256, 4, 4, 1, tokens=16),
+    (34816, 5120, 32): TilePlan(64, 256, 4, 4, 1, tokens=32),
+    (34816, 5120, 64): TilePlan(128, 256, 4, 8, 1, tokens=64),
+    (34816, 5120, 128): None,
+    (34816, 5120, 256): None,
+    (5120, 17408, 1): StreamPlan(8, 512, 4, 4),
+    (5120, 17408, 16): TilePlan(64, 256, 4, 4, 4, tokens=16),
+    (5120, 17408, 2): TilePlan(64, 256, 4, 4, 4, tokens=16),
+    (5120, 17408, 4): TilePlan(64, 256, 4, 4, 4, tokens=16),
+    (5120, 17408, 32): TilePlan(64, 256, 4, 4, 4, tokens=32),
+    (5120, 17408, 64): TilePlan(64, 256, 4, 4, 1, tokens=64),
+    (5120, 17408, 128): None,
+    (5120, 17408, 256): None,
+}
 
 MULTIPROCESSORS = 132
 SMALL = 8 << 20  # elements of a weight, up to which tiles beat the library for any few tokens
@@ -161,7 +226,7 @@ def few_plan(num_rows: int, size: int, tokens: int, kind: str) -> Plan | None:
 
 
 def any_stream(kind: str) -> StreamPlan:
-    return StreamPlan(rows=8 if kind == "fp8" else 4, block=1024, stages=4, warps=4)
+    return StreamPlan(rows=8 if kind == "fp8" else 4, block=1024, stages=4, warps=4, late=True)
 
 
 def many_alike(few: TilePlan, kind: str) -> TilePlan:
