@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from bench.kernels.device import microseconds
 from kernels.launch import ANY_FLOAT, ANY_INT
 from kernels.linear.fp8 import multiply
+from kernels.linear.gate import bind as bind_gate
 from kernels.linear.int4 import Int4Linear
 from kernels.linear.int4_kernels import int4_rows
 from kernels.linear.launches import Extras, Kernels, Stored
@@ -80,7 +81,7 @@ TILES = {
     32: ((64, 128, 4, 4), (64, 256, 3, 4), (128, 128, 4, 4)),
     64: ((64, 128, 4, 4), (128, 128, 3, 4), (128, 128, 4, 8)),
     128: ((64, 64, 6, 4), (64, 128, 4, 4), (128, 64, 5, 8), (128, 128, 3, 8)),
-    256: ((64, 64, 6, 4), (64, 64, 4, 8), (128, 64, 5, 8), (128, 128, 3, 8)),
+    256: ((64, 64, 6, 4), (64, 64, 4, 8), (128, 64, 4, 8), (128, 128, 3, 8)),
 }
 ALIKE = {"down": "out"}  # names with the same things fused
 Best = dict[tuple[int, int, int], Plan | None]
@@ -102,7 +103,7 @@ def tile_plans(kind: str, tokens: int, rows: int, size: int) -> Iterator[TilePla
     for height, block, stages, warps in TILES[tokens]:
         if kind == "int4" and (warps < 4 or block != 128):
             continue
-        wide = (128, 256) if tokens == 256 and height == 64 and warps == 8 else (min(tokens, 128),)
+        wide = (128, 256) if tokens == 256 and block == 64 and warps == 8 else (min(tokens, 128),)
         if kind == "fp8":
             block *= 2
         for splits in (1, 2, 4, 8):
@@ -179,13 +180,14 @@ class Case:
                 self.stored.append(Stored(weight=weight))
             if kind == "plain" or not self.plain:
                 self.plain.append(weight)
-        self.kernels = Kernels(rows, torch.device("cuda"))
+        self.kernels, self.gate = Kernels(rows, torch.device("cuda")), bind_gate()
         self.norm = torch.ones(size, device="cuda", dtype=BF16), 1e-5
 
     def calls(self, plan: Plan | None, x: torch.Tensor) -> list[Callable[[], torch.Tensor]]:
-        """One for each copy, with what is fused; None: the library's product, in bfloat16 for int4."""
+        """One for each copy, with what is fused; None: the library's product, in bfloat16 for int4, and
+        the gate behind it."""
         if plan is None and self.kind != "fp8":
-            return [partial(F.linear, x, weight) for weight in self.plain]
+            return [partial(self._library, x, weight) for weight in self.plain]
         if isinstance(plan, TilePlan) and self.kind == "int4":
             residual = self._residual(x) if self.name in ("out", "down") else None
             return [partial(each.run, x, residual, plan) for each in self.int4]
@@ -209,6 +211,10 @@ class Case:
         out = torch.empty((x.shape[0], channels), dtype=BF16, device="cuda")
         self.kernels.run(stored, x, out, extras, plan)
         return out
+
+    def _library(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = F.linear(x, weight)
+        return self.gate(y) if self.name == "gate_up" else y
 
     def _residual(self, x: torch.Tensor) -> torch.Tensor:
         return torch.zeros(x.shape[0], self.rows, device="cuda", dtype=BF16)
@@ -322,6 +328,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="the plans as they are, no search")
     parser.add_argument("--kind", default="plain", choices=("plain", "fp8", "int4"))
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--tokens", type=int, nargs="+", default=ORDER, choices=ORDER,
                         help="plans are searched for")  # fmt: skip
     options = parser.parse_args()
@@ -331,8 +338,8 @@ def main() -> None:
         check_packed()
     every = [
         (name, n, k)
-        for model, linears in MODELS.items()
-        for name, (n, k, _) in linears.items()
+        for model in options.models
+        for name, (n, k, _) in MODELS[model].items()
         if options.kind == "plain" or (name != "head" and model != "Qwen3-0.6B")
     ]
     found = {} if options.quick else search(options.kind, every, options.tokens)
