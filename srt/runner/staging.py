@@ -19,7 +19,8 @@ Array = np.ndarray[tuple[int], np.dtype[np.int32]] | np.ndarray[tuple[int], np.d
 class Staging:
     """Host blocks, pinned where the device reads them by itself. A block is written again only when the
     mark behind its last use is reached. If none is free, who sends waits for the oldest mark; if there
-    is none, because the step itself holds all blocks, there is one more. So a step may send any number."""
+    is no mark, because the step itself holds all blocks, there is one more. So a step may send any
+    number of them."""
 
     def __init__(self, device: torch.device, num_bytes: int = 1 << 20) -> None:
         self._device = device
