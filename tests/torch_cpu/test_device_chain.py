@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import save_file
 from test_device_worker import CPU, FACTS, GREEDY, ROWS, WARM, make_runner
 from test_device_worker import make_worker as make_plain
@@ -209,6 +210,18 @@ def test_rows_with_rules_of_their_own_decode_beside(chained: ChainWorker) -> Non
     assert len(rows[1].output) == 6  # one token a step
 
 
+def test_more_rows_may_guess_than_any_size_has(tmp_path: Path) -> None:
+    """A budget of tokens bounds the sizes; short chains of many rows are within it too."""
+    worker = make_chain(tmp_path, (1, 2))
+    rows = [Row(index, prompt(index + 1, 15 + 9 * index), WARM) for index in range(ROWS)]
+    run(worker, rows, [row.prefill() for row in rows], opens=rows)
+    for _ in range(4):
+        run(worker, rows, [row.decode(1) for row in rows])
+    for row in rows:
+        assert row.output == alone(WARM, row.tokens[: row.length], len(row.output))
+    worker.close()
+
+
 class Counting(Staging):
     """Of the steps so far the most blocks that one sent."""
 
@@ -227,7 +240,7 @@ class Counting(Staging):
 def test_a_step_may_hold_all_there_is(
     chained: ChainWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guessing rows, a row with rules of its own, pages and prompts that come in waves, in two chunks."""
+    """Rows that guess, rows with rules of their own, pages, and prompts that come in two chunks each."""
     staging = Counting(CPU, 64)
     for holder in (chained, chained.graphs):
         monkeypatch.setattr(holder, "_staging", staging)
