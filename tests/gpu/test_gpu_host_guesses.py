@@ -7,13 +7,12 @@ tokens. A tree's keys lie elsewhere until it is verified, and are summed in anot
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import NUMBERS, save_model
 from gpu_engine import Built, ask, build, expect_near
+from gpu_models import NUMBERS, save_model, save_network
 
 from srt.protocols.grammar import Opened
 from srt.runner.tp_worker import TpModelWorker
@@ -109,17 +108,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def network(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Reads features and is noise: hardly a guess of it is right."""
-    folder = tmp_path_factory.mktemp("network")
-    config = json.loads((target / "config.json").read_text())
-    changes = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "num_hidden_layers": 1,
-        "draft_vocab_size": 500,
-        "eagle_aux_hidden_state_layer_ids": [0, 1, 3],
-    }
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
-    return folder
+    return save_network(tmp_path_factory.mktemp("network"), target)
 
 
 @pytest.fixture(scope="module")
