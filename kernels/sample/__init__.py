@@ -28,27 +28,14 @@ class Sample(Protocol):
     ) -> None: ...
 
 
-class AcceptChain(Protocol):
-    def __call__(
-        self,
-        drawn: Drawn,
-        firsts: torch.Tensor,
-        guesses: torch.Tensor,
-        rows: torch.Tensor,
-        table: torch.Tensor,
-        accepted: torch.Tensor,
-        /,
-    ) -> None: ...
-
-
-def select(implementation: str) -> tuple[Sample, AcceptChain]:
-    """The unchecked functions: "reference" or "torch", any device, may wait for it; "triton", never
-    waits, and both may be recorded in a CUDA graph."""
+def select(implementation: str) -> Sample:
+    """The unchecked function: "reference" or "torch", any device, may wait for it; "triton", which never
+    waits and may be recorded in a CUDA graph."""
     match implementation:
         case "reference" | "torch":
             from kernels.sample import reference
 
-            return reference.sample, reference.accept_chain
+            return reference.sample
         case "triton":
             require_triton()
             from kernels.sample import triton
@@ -93,34 +80,4 @@ def sample(
     if offsets is not None:
         check_shape("offsets", offsets, (num,))
         check_dtype("offsets", offsets, torch.int64)
-    select(implementation)[0](logits, rows, table, drawn, offsets)
-
-
-def accept_chain(
-    drawn: Drawn,
-    firsts: torch.Tensor,
-    guesses: torch.Tensor,
-    rows: torch.Tensor,
-    table: torch.Tensor,
-    accepted: torch.Tensor,
-    *,
-    implementation: str = "reference",
-) -> None:
-    """Which guesses of S rows are what was drawn before them, and how far the rows have come.
-
-    drawn: of all lines: row i's begin at `firsts[i]`, the first drawn behind its last known token, the
-    others behind each guess. firsts: [S] int64. guesses: [S, K] int64, -1 behind a row's last.
-    rows: [S or more] int32, all different, those of `table`, which counts the tokens put out.
-    accepted: [S, K + 4] int64, filled: how many tokens are put out, 1 to K + 1; the last of them; the
-    largest logit of the row's first line, as the bits of a float64; the tokens, then -1. A line whose
-    largest logit is not finite ends a run: before it if the run has a token, else with token 0 and the
-    count 1.
-    """
-    import torch
-
-    size, depth = guesses.shape
-    check_shape("firsts", firsts, (size,))
-    check_shape("accepted", accepted, (size, depth + 4))
-    for name, tensor in (("firsts", firsts), ("guesses", guesses), ("accepted", accepted)):
-        check_dtype(name, tensor, torch.int64)
-    select(implementation)[1](drawn, firsts, guesses, rows, table, accepted)
+    select(implementation)(logits, rows, table, drawn, offsets)

@@ -61,27 +61,3 @@ def sample(
         drawn.tokens[places] = draw(weights, blocks, keys[places])
     if offsets is None:
         table[index, GENERATED] += 1
-
-
-def accept_chain(
-    drawn: Drawn,
-    firsts: torch.Tensor,
-    guesses: torch.Tensor,
-    rows: torch.Tensor,
-    table: torch.Tensor,
-    accepted: torch.Tensor,
-) -> None:
-    depth = guesses.shape[1]
-    accepted.fill_(-1)
-    accepted[:, 2] = drawn.peaks[firsts].double().view(torch.int64)
-    tokens, is_sound = drawn.tokens.tolist(), drawn.peaks.isfinite().tolist()
-    for place, (first, guessed) in enumerate(zip(firsts.tolist(), guesses.tolist(), strict=True)):
-        run = [tokens[first]]
-        while len(run) <= depth and is_sound[first] and guessed[len(run) - 1] == run[-1]:
-            line = first + len(run)
-            if not is_sound[line]:
-                break
-            run.append(tokens[line])
-        accepted[place, 0], accepted[place, 1] = len(run), run[-1]
-        accepted[place, 3 : 3 + len(run)] = torch.tensor(run, device=accepted.device)
-        table[int(rows[place]), GENERATED] += len(run)

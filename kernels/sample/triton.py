@@ -24,7 +24,7 @@ from kernels.sample.table import COLUMNS, Drawn
 from kernels.sample.triton_kernel import draw_kept, exponential, position_key, weights_of
 
 if TYPE_CHECKING:
-    from kernels.sample import AcceptChain, Sample
+    from kernels.sample import Sample
 
 BLOCK = 64
 TILE = 4096
@@ -197,50 +197,8 @@ def pick(
         tl.store(count, tl.load(count) + 1)
 
 
-@triton.jit
-def accept(
-    drawn_ptr,
-    firsts_ptr,
-    guesses_ptr,
-    rows_ptr,
-    table_ptr,
-    accepted_ptr,
-    num_lines,
-    DEPTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Grid [rows]."""
-    row = tl.program_id(0)
-    peaks_ptr = (drawn_ptr + num_lines).to(tl.pointer_type(tl.float32), bitcast=True)
-    out = accepted_ptr + row * (DEPTH + 4)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    first = tl.load(firsts_ptr + row)
-    token = tl.load(drawn_ptr + first)
-    peak = tl.load(peaks_ptr + first)
-    tl.store(out + 2, peak.to(tl.float64).to(tl.int64, bitcast=True))
-    tl.store(out + 3, token)
-    count = tl.full((), 1, tl.int64)
-    going = (peak - peak) == 0.0  # neither infinite nor NaN
-    for depth in range(DEPTH):
-        guess = tl.load(guesses_ptr + row * DEPTH + depth)
-        going = going & (guess == token) & (guess >= 0)
-        line = tl.where(going, first + depth + 1, first)
-        peak = tl.load(peaks_ptr + line)
-        going = going & ((peak - peak) == 0.0)
-        token = tl.where(going, tl.load(drawn_ptr + line), token)
-        tl.store(out + 4 + depth, tl.where(going, token, -1))
-        count += going.to(tl.int64)
-    tl.store(out, count)
-    tl.store(out + 1, token)
-    state = table_ptr + tl.load(rows_ptr + row).to(tl.int64) * COLUMNS
-    tl.store(state, tl.load(state) + count)
-
-
-def bind() -> tuple[Sample, AcceptChain]:
-    launch_scan, launch_pick, launch_accept = Launcher(scan), Launcher(pick), Launcher(accept)
+def bind() -> Sample:
+    launch_scan, launch_pick = Launcher(scan), Launcher(pick)
 
     def sample(
         logits: torch.Tensor,
@@ -262,22 +220,4 @@ def bind() -> tuple[Sample, AcceptChain]:
         held = next_power_of_two(tiles)
         launch_pick((num, 1, 1), (*read, drawn.memory), (), (*shape, held, *rest), num_warps=16)
 
-    def accept_chain(
-        drawn: Drawn,
-        firsts: torch.Tensor,
-        guesses: torch.Tensor,
-        rows: torch.Tensor,
-        table: torch.Tensor,
-        accepted: torch.Tensor,
-    ) -> None:
-        size, depth = guesses.shape
-        if size:
-            launch_accept(
-                (size, 1, 1),
-                (drawn.memory, firsts, guesses, rows, table, accepted),
-                (len(drawn),),
-                (depth, COLUMNS),
-                num_warps=1,
-            )
-
-    return sample, accept_chain
+    return sample

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,21 +11,23 @@ import torch
 from srt.runner.timeline import Mark
 
 ALIGN = 16  # bytes; every array starts where vector loads may read it
-BLOCKS = 4  # more than steps are ever in flight, so a block is free when its turn comes
+BLOCKS = 16  # more than two steps send, so with two in flight nobody waits for one
 
 Array = np.ndarray[tuple[int], np.dtype[np.int32]] | np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class Staging:
-    """A ring of host blocks, pinned where the device reads them by itself. A block is written again only
-    when the mark behind its last use is reached."""
+    """Host blocks, pinned where the device reads them by itself. A block is written again only when the
+    mark behind its last use is reached. If none is free, who sends waits for the oldest mark; if there
+    is no mark, because the step itself holds all blocks, there is one more. So a step may send any
+    number of them."""
 
     def __init__(self, device: torch.device, num_bytes: int = 1 << 20) -> None:
         self._device = device
-        self._blocks = [self._block(num_bytes) for _ in range(BLOCKS)]
-        self._marks: list[Mark | None] = [None] * BLOCKS
-        self._next = 0
-        self._sent: list[int] = []  # blocks without a mark yet
+        self._num_bytes = num_bytes
+        self._free = [self._block(num_bytes) for _ in range(BLOCKS)]
+        self._sent: list[torch.Tensor] = []  # without a mark yet
+        self._read: deque[tuple[Mark, list[torch.Tensor]]] = deque()  # until a mark, oldest first
 
     def send(self, arrays: Sequence[Array], into: torch.Tensor | None = None) -> list[torch.Tensor]:
         """The arrays on the device, as views of one tensor: `into` [bytes] uint8 if it is given, else a
@@ -47,21 +50,20 @@ class Staging:
 
     def used(self, mark: Mark) -> None:
         """What was sent up to here may be written over once `mark` is reached."""
-        for at in self._sent:
-            self._marks[at] = mark
-        self._sent.clear()
+        if self._sent:
+            self._read.append((mark, self._sent))
+            self._sent = []
 
     def _take(self, num_bytes: int) -> torch.Tensor:
-        at = self._next
-        self._next = (at + 1) % BLOCKS
-        assert at not in self._sent, "more blocks in one step than there are"
-        self._sent.append(at)
-        mark = self._marks[at]
-        if mark is not None and not mark.is_reached():
+        while self._read and (not self._free or self._read[0][0].is_reached()):
+            mark, blocks = self._read.popleft()
             mark.wait()
-        if self._blocks[at].numel() < num_bytes:
-            self._blocks[at] = self._block(2 * num_bytes)
-        return self._blocks[at]
+            self._free += blocks
+        block = self._free.pop() if self._free else self._block(self._num_bytes)
+        if block.numel() < num_bytes:
+            block = self._block(2 * num_bytes)
+        self._sent.append(block)
+        return block
 
     def _block(self, num_bytes: int) -> torch.Tensor:
         is_pinned = self._device.type == "cuda"

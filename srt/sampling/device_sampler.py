@@ -13,7 +13,7 @@ import torch
 from kernels import penalties, sample, token_mask
 from kernels.sample.table import COLUMNS, GENERATED, Drawn, table_row
 from srt.protocols.forward_batch import RowSetup
-from srt.sampling.launched import Launched, LaunchedChain, Measured
+from srt.sampling.launched import Launched, Measured
 from srt.sampling.logprobs import Wanted, WantedProcessed, measure, token_logprobs
 from srt.sampling.masks import forbid_unmasked
 from srt.sampling.penalties import PenaltyTables
@@ -27,8 +27,8 @@ class DeviceSampler:
     """A `Sampler` that launches. Row `max_rows` belongs to nobody: batches may be padded with it.
 
     `draw` of plain rows is two kernels with shapes that depend on nothing but the number of lines and
-    the vocabulary; it may be recorded in a CUDA graph, and so may `verify_chain`'s device part. `open`
-    and the host copies of `launch` stay outside.
+    the vocabulary; it may be recorded in a CUDA graph, and so may `sample_at` and `count`. `open` and
+    the host copies of `launch` stay outside.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class DeviceSampler:
         self._device = torch.device(device)
         if implementation is None:
             implementation = "triton" if self._device.type == "cuda" else "reference"
-        self._sample, self._accept_chain = sample.select(implementation)
+        self._sample = sample.select(implementation)
         self._forbid = token_mask.select(implementation)
         self._table = torch.zeros(max_rows + 1, COLUMNS, dtype=torch.int64, device=self._device)
         self._states: list[RowState | None] = [None] * max_rows
@@ -64,7 +64,7 @@ class DeviceSampler:
         self._plan = None
 
     def is_plain(self, rows: list[int]) -> bool:
-        """Whether these rows need nothing but `draw`; only such may be given to `verify_chain`."""
+        """Whether these rows need nothing but `draw`."""
         return self._special.isdisjoint(rows)
 
     @torch.inference_mode()
@@ -124,30 +124,6 @@ class DeviceSampler:
     def generated(self, rows_device: torch.Tensor) -> torch.Tensor:
         """[S] int64: how many tokens the rows [S] int32 have generated; may be recorded."""
         return self._table[rows_device.long(), GENERATED]
-
-    @torch.inference_mode()
-    def verify_chain(
-        self,
-        logits: torch.Tensor,
-        rows: list[int],
-        rows_device: torch.Tensor,
-        guesses: torch.Tensor,
-    ) -> LaunchedChain:
-        """Which guesses of plain rows are kept, by the rule of `srt.sampling.accept`. guesses: [S, K]
-        int64 on the device, of each row those after its last known token, then -1. logits: [N, V], row
-        after row: those behind the last known token, then behind each guess. rows_device: as in
-        `launch`."""
-        assert self.is_plain(rows), "these rows go through `accept`"
-        size, depth = guesses.shape
-        lengths = (guesses >= 0).sum(1) + 1
-        firsts = lengths.cumsum(0) - lengths
-        num = len(logits)
-        places = torch.arange(max(size, num), device=self._device)
-        owners = torch.repeat_interleave(places[:size], lengths, output_size=num)
-        drawn = self.sample_at(logits, rows_device[owners], places[:num] - firsts[owners])
-        accepted = torch.empty(size, depth + 4, dtype=torch.int64, device=self._device)
-        self._accept_chain(drawn, firsts, guesses, rows_device, self._table, accepted)
-        return LaunchedChain(accepted[:, 3:], accepted[:, 0], accepted[:, 1], fetch(accepted))
 
     def sample(
         self, logits: torch.Tensor, rows: list[int], masks: list[bytes | None] | None = None

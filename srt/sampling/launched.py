@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.sample.table import Drawn
-from srt.sampling.accept import Run
 from srt.sampling.logprobs import Wanted, list_logprobs
 from srt.sampling.sampler import explain_peaks
 from srt.wire.params import TokenLogprobs
@@ -51,27 +50,3 @@ class Launched:
             for place, entry in zip(places, entries, strict=True):
                 found[place] = entry if errors[place] is None else None
         return Results(tokens, found, errors)
-
-
-@dataclass(slots=True)
-class LaunchedChain:
-    """Guesses being verified. On the device: `tokens` [S, K + 1] int64, of each row those put out, then
-    -1; `counts` [S], how many; `last` [S], the last of each."""
-
-    tokens: torch.Tensor
-    counts: torch.Tensor
-    last: torch.Tensor
-    accepted: torch.Tensor  # the host's copy of what `accept_chain` fills
-
-    def finish(self) -> list[Run]:
-        """Once an event recorded after `verify_chain` has been waited for."""
-        errors = explain_peaks(self.accepted[:, 2].contiguous().view(torch.float64))
-        return [
-            Run(
-                tokens=line[3 : 3 + line[0]],
-                kept=list(range(line[0] - 1)),
-                logprobs=[None] * line[0],
-                error=error,
-            )
-            for line, error in zip(self.accepted.tolist(), errors, strict=True)
-        ]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from kernels.token_mask import Forbid, composed
+from kernels.token_mask import Forbid
 from srt.sampling.transfer import send, send_tensor
 
 
-def forbid_unmasked(
-    logits: torch.Tensor, masks: list[bytes | None], forbid: Forbid = composed.forbid
-) -> None:
+def forbid_unmasked(logits: torch.Tensor, masks: list[bytes | None], forbid: Forbid) -> None:
     """In place, [S, V]: where row i's mask has no bit for a token, its logit becomes minus infinity.
-    Bit `t % 8` of byte `t // 8` stands for token t; None leaves the row as it is."""
+    Bit `t % 8` of byte `t // 8` stands for token t; None leaves the row as it is. forbid: one that
+    runs where the logits are."""
     places = [place for place, mask in enumerate(masks) if mask is not None]
     if not places:
         return

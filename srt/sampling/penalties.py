@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.penalties import PROMPT, Penalties, select
+from kernels.penalties import PROMPT, Penalties
 from srt.sampling.transfer import send
 
 
@@ -30,10 +30,8 @@ class PenaltyTables:
     it without asking because a step adds one token to each of its rows. So nothing here waits.
     """
 
-    def __init__(
-        self, vocab_size: int, device: torch.device, penalties: Penalties | None = None
-    ) -> None:
-        self._penalties = penalties or select("torch")
+    def __init__(self, vocab_size: int, device: torch.device, penalties: Penalties) -> None:
+        self._penalties = penalties
         self._history = torch.zeros(0, 64, dtype=torch.int64, device=device)
         self._lengths = torch.zeros(0, dtype=torch.int64, device=device)
         self._known: list[int] = []

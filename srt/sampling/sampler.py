@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels import penalties, token_mask
 from kernels.best_token import BestToken, composed
 from kernels.sample.noise import position_keys
 from kernels.sample.race import draw, token_weights
@@ -47,10 +48,12 @@ class Sampler:
     ) -> None:
         self._best_token = best_token
         self._device = torch.device(device)
+        implementation = "triton" if self._device.type == "cuda" else "torch"
+        self._forbid = token_mask.select(implementation)
         self._states: list[RowState | None] = [None] * max_rows
         self._generated = torch.zeros(max_rows, dtype=torch.int64, device=self._device)
         self._ones = torch.ones_like(self._generated)
-        self._tables = PenaltyTables(vocab_size, self._device)
+        self._tables = PenaltyTables(vocab_size, self._device, penalties.select(implementation))
         self._planner = Planner(vocab_size, self._device, self._tables)
         self._plan: Plan | None = None
 
@@ -82,7 +85,7 @@ class Sampler:
         plan = self._plan_of(rows)
         raw = self._raw_rows(logits, plan, is_masked=masks is not None)
         if masks is not None:
-            forbid_unmasked(logits, masks)
+            forbid_unmasked(logits, masks, self._forbid)
         self._apply_rules(logits, plan)
         peaks, tokens = self._best_token(logits)
         errors = explain_peaks(peaks)

@@ -123,7 +123,7 @@ def speculate_on_device(plain: DeviceWorker, drafts: list[ModelRunner]) -> Chain
         spec.speculative_force_accept,
     )
     most = max(1, spec.speculative_batch_tokens // chain.width)
-    sizes = tuple(size for size in draft.spec.graph_sizes if size <= most) or (most,)
+    sizes = tuple(size for size in draft.spec.graph_sizes if size <= most)
     graphs = ChainGraphs(chain, plain.timeline, plain.staging, sizes)
     return ChainWorker(chain, graphs, plain, plain.timeline, plain.staging)
 

@@ -19,8 +19,9 @@ logger = logging.getLogger(__name__)
 
 
 class ChainGraphs:
-    """`sizes` ascending: how many rows may guess in one step; a batch is padded to the next of them with
-    the row that belongs to nobody. Sizes that are not recorded are computed eagerly, padded too."""
+    """`sizes` ascending: numbers of rows that are recorded; a batch is padded to the next of them with
+    the row that belongs to nobody. What is not recorded yet is computed eagerly, and so are more rows
+    than the largest size has."""
 
     def __init__(
         self, chain: DeviceChain, timeline: Timeline, staging: Staging, sizes: tuple[int, ...]
@@ -28,7 +29,8 @@ class ChainGraphs:
         self._chain, self._timeline, self._staging = chain, timeline, staging
         self._sizes = sizes
         self._play: dict[int, Callable[[], None]] = {}
-        self._most = most = max(sizes)
+        self._padding = chain.target.table.padding_row
+        self._most = most = self._padding  # all rows there are
         device = chain.target.device
         stride = aligned(4 * most)  # each array begins where staging puts it
         self._static = torch.zeros(3 * stride, dtype=torch.uint8, device=device)
@@ -37,7 +39,6 @@ class ChainGraphs:
             for at in range(0, 3 * stride, stride)
         )
         self._out = torch.zeros(most, chain.width + 2, dtype=torch.int64, device=device)
-        self._padding = chain.target.table.padding_row
 
     @property
     def missing(self) -> list[int]:
@@ -49,7 +50,6 @@ class ChainGraphs:
         until the next step."""
         num = len(rows)
         size = next((s for s in self._sizes[bisect_left(self._sizes, num) :]), num)
-        assert size <= self._most, "more rows guess than the largest size holds"
         given = np.zeros((3, self._most), dtype=np.int32)
         given[0] = self._padding
         given[:, :num] = rows, starts, mosts

@@ -16,6 +16,7 @@ from srt.config.context import publish
 from srt.config.flags import add_flags, read_namespace
 from srt.launch.parts import build_worker, scheduler_settings
 from srt.launch.prepare import prepare
+from srt.protocols.grammar import Grammars
 from srt.protocols.worker import Idler, Worker
 from srt.scheduler.budget import Settings
 from srt.verify.driver import Driver, Outcome, Outcomes
@@ -34,9 +35,13 @@ class OnStream(Driver):
     worker; a test has several, and each run goes back to its own one's stream."""
 
     def __init__(
-        self, worker: Worker, settings: Settings, stream: torch.cuda.Stream | None
+        self,
+        worker: Worker,
+        settings: Settings,
+        stream: torch.cuda.Stream | None,
+        grammars: Grammars | None,
     ) -> None:
-        super().__init__(worker, settings)
+        super().__init__(worker, settings, grammars=grammars)
         self._stream = stream
 
     def run(self, *waves: Sequence[Work]) -> Outcomes:
@@ -52,13 +57,15 @@ class Built:
     settings: Settings  # without a prefix cache, without overlap
     stream: torch.cuda.Stream | None
 
-    def run(self, *waves: Sequence[Work], **changes: object) -> dict[int, Outcome]:
+    def run(
+        self, *waves: Sequence[Work], grammars: Grammars | None = None, **changes: object
+    ) -> dict[int, Outcome]:
         """Answers by uid, from an engine whose cache is empty. `changes`: fields of its settings."""
-        return self.driver(**changes).run(*waves)
+        return self.driver(grammars, **changes).run(*waves)
 
-    def driver(self, **changes: object) -> Driver:
+    def driver(self, grammars: Grammars | None = None, **changes: object) -> Driver:
         settings = replace(self.settings, **changes)  # type: ignore[arg-type]
-        return OnStream(self.worker, settings, self.stream)
+        return OnStream(self.worker, settings, self.stream, grammars)
 
 
 @contextmanager

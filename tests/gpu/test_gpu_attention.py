@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from srt.attention.select import BackendPair, build_backend
+from srt.attention.select import SMALL_PROMPTS, BackendPair, build_backend
 from srt.cache.pools import PagedKVPool
 from srt.protocols.attention import AttentionBackend, AttentionBatch
 
@@ -169,10 +169,21 @@ def test_gathered_keys_are_close_to_float32(cut: tuple[list[int], list[int]]) ->
         close(made.run(backend(name)), exact(made))
 
 
+def test_small_prompts_beside_decodes_have_no_plan() -> None:
+    """Ours takes the whole step then; where new keys are is nothing to it."""
+    made = make(([50, 0, 0], [1, 300, 77]))
+    subject = backend("both")
+    subject.plan(made.batch)
+    assert not subject.wants_new
+    close(made.forward(subject), exact(made))
+
+
 @pytest.mark.parametrize("name", ["flashinfer", "both"])
 def test_new_keys_are_read_where_they_are(name: str) -> None:
-    """Beside q in one tensor, rows far apart; the pool's are not looked at."""
-    made = make(([50, 0, 0], [1, 300, 77]))
+    """Beside q in one tensor, rows far apart; the pool's are not looked at. The prompts are long enough
+    for a plan of their own."""
+    made = make(([50, 0, 0], [1, 1300, 77]))
+    assert 1300 * 1300 + 77 * 77 > SMALL_PROMPTS
     wanted = exact(made)
     batch, pool = made.batch, made.pool
     qkv = torch.zeros(len(made.q), 32 + 8 + 8, 128, dtype=BF16, device="cuda")

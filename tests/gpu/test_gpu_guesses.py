@@ -3,12 +3,12 @@ without guesses, to the bit."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from gpu_engine import MAX_RUNNING, Built, ask, build
+from gpu_models import save_network
 
 from srt.spec.device_worker import ChainWorker
 from srt.wire.messages import Work
@@ -18,17 +18,7 @@ STEPS = 3
 
 @pytest.fixture(scope="module")
 def draft(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A draft of noise for the model: hardly a guess of it is right."""
-    config = json.loads((model / "config.json").read_text())
-    folder = tmp_path_factory.mktemp("draft")
-    changes = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "num_hidden_layers": 1,
-        "draft_vocab_size": 500,
-        "eagle_aux_hidden_state_layer_ids": [0, 1, 3],
-    }
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
-    return folder
+    return save_network(tmp_path_factory.mktemp("draft"), model)
 
 
 @pytest.fixture(scope="module")

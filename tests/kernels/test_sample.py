@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from kernels.sample import accept_chain, sample
+from kernels.sample import sample
 from kernels.sample.table import GENERATED, Drawn, table_row
 from tests.triton_loops import mend_loop_bounds
 
@@ -149,40 +149,6 @@ def test_a_line_does_not_depend_on_its_company() -> None:
     for line in (0, 1, 4, 8):
         alone = Drawn(torch.tensor(draw([line])))
         assert (alone.tokens[0], alone.floors[0]) == (whole.tokens[line], whole.floors[line])
-
-
-@pytest.mark.parametrize("depth", [0, 1, 5])
-def test_chains_are_accepted_as_the_reference_does(depth: int) -> None:
-    rng = random.Random(11)
-    size, table = 40, torch.tensor([row(random.Random(0)) for _ in range(50)])
-    lengths = [rng.randrange(depth + 1) for _ in range(size)]
-    firsts = torch.tensor([sum(1 + each for each in lengths[:place]) for place in range(size)])
-    drawn = Drawn.empty(sum(lengths) + size, torch.device("cpu"))
-    drawn.tokens.random_(0, 3)
-    drawn.peaks.fill_(1.0)
-    drawn.peaks[torch.rand(len(drawn.peaks)) < 0.1] = float("nan")
-    drawn.floors.fill_(0.0)
-    guesses = torch.full((size, depth), -1)
-    for place, num in enumerate(lengths):
-        guesses[place, :num] = torch.randint(0, 3, (num,))
-    rows = torch.randperm(50)[:size].int()
-    results = []
-    for device, implementation in (("cpu", "reference"), (DEVICE, "triton")):
-        counted = table.clone().to(device)
-        accepted = torch.empty(size, depth + 4, dtype=torch.int64, device=device)
-        there = Drawn(drawn.memory.to(device))
-        accept_chain(
-            there,
-            firsts.to(device),
-            guesses.to(device),
-            rows.to(device),
-            counted,
-            accepted,
-            implementation=implementation,
-        )
-        results.append((accepted.cpu(), counted.cpu()))
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
 
 
 def test_what_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The sampler of a device with its Triton kernels: rules, grammars, penalties and chains together."""
+"""The sampler of a device with its Triton kernels: rules, grammars and penalties together."""
 
 from __future__ import annotations
 
@@ -67,24 +67,3 @@ def test_tokens_are_those_of_the_sampler_that_waits(masked: bool) -> None:
                 assert a.chosen.logprob == pytest.approx(b.chosen.logprob, abs=1e-4)
                 finite = [each.token for each in b.top if each.logprob > float("-inf")]
                 assert [each.token for each in a.top[: len(finite)]] == finite
-
-
-def test_a_chain_is_what_one_by_one_gives() -> None:
-    params = [SamplingParams(seed=seed, top_p=0.8) for seed in range(3)]
-    one, chain = (DeviceSampler(3, VOCAB, DEVICE, "triton") for _ in range(2))
-    opened(one, params)
-    opened(chain, params)
-    logits = torch.randn(3, 3, VOCAB, device=DEVICE) * 3
-    rows = [0, 1, 2]
-    there = torch.tensor(rows, dtype=torch.int32, device=DEVICE)
-    right = torch.stack(
-        [one.launch(logits[:, at].clone(), rows, there).tokens for at in range(3)], dim=1
-    )
-    guesses = right[:, :2].clone()
-    guesses[1, 1] += 1
-    launched = chain.verify_chain(logits.view(9, VOCAB), rows, there, guesses)
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-    wanted = right.tolist()
-    assert [run.tokens for run in launched.finish()] == [wanted[0], wanted[1][:2], wanted[2]]
-    assert chain.generated(there).tolist() == [4, 3, 4]

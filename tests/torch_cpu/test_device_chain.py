@@ -3,12 +3,13 @@ the drafter that asks the host at every step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import save_file
 from test_device_worker import CPU, FACTS, GREEDY, ROWS, WARM, make_runner
 from test_device_worker import make_worker as make_plain
@@ -23,8 +24,8 @@ from srt.runner.decode_graphs import DecodeGraphs
 from srt.runner.device_worker import DeviceWorker
 from srt.runner.model_runner import ModelRunner
 from srt.runner.prefill_graphs import PrefillCudaGraphRunner
-from srt.runner.staging import Staging
-from srt.runner.timeline import HostTimeline
+from srt.runner.staging import Array, Staging
+from srt.runner.timeline import HostTimeline, Mark
 from srt.runner.tp_worker import TpModelWorker
 from srt.sampling.device_sampler import DeviceSampler
 from srt.sampling.sampler import Sampler
@@ -207,6 +208,61 @@ def test_rows_with_rules_of_their_own_decode_beside(chained: ChainWorker) -> Non
     for row, params in zip(rows, (WARM, special), strict=True):
         assert row.output == alone(params, row.tokens[: row.length], len(row.output))
     assert len(rows[1].output) == 6  # one token a step
+
+
+def test_more_rows_may_guess_than_any_size_has(tmp_path: Path) -> None:
+    """A budget of tokens bounds the sizes; short chains of many rows are within it too."""
+    worker = make_chain(tmp_path, (1, 2))
+    rows = [Row(index, prompt(index + 1, 15 + 9 * index), WARM) for index in range(ROWS)]
+    run(worker, rows, [row.prefill() for row in rows], opens=rows)
+    for _ in range(4):
+        run(worker, rows, [row.decode(1) for row in rows])
+    for row in rows:
+        assert row.output == alone(WARM, row.tokens[: row.length], len(row.output))
+    worker.close()
+
+
+class Counting(Staging):
+    """Of the steps so far the most blocks that one sent."""
+
+    most, _now = 0, 0
+
+    def send(self, arrays: Sequence[Array], into: torch.Tensor | None = None) -> list[torch.Tensor]:
+        self._now += 1
+        self.most = max(self.most, self._now)
+        return super().send(arrays, into)
+
+    def used(self, mark: Mark) -> None:
+        self._now = 0
+        super().used(mark)
+
+
+def test_a_step_may_hold_all_there_is(
+    chained: ChainWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that guess, rows with rules of their own, pages, and prompts that come in two chunks each."""
+    staging = Counting(CPU, 64)
+    for holder in (chained, chained.graphs):
+        monkeypatch.setattr(holder, "_staging", staging)
+    monkeypatch.setattr(chained.chain.target.table, "_is_shared", False)  # as beside a device
+    special = replace_params(WARM, presence_penalty=0.5)
+    kinds = [WARM, special, WARM, GREEDY, special]
+    rows = [Row(index, prompt(index + 1, 15 + 9 * index), kinds[index]) for index in range(ROWS)]
+    run(chained, rows[:2], [row.prefill() for row in rows[:2]], opens=rows[:2])
+    for come in (2, 3, 4):
+        known, fresh = rows[:come], rows[come]
+        half = fresh.prefill()
+        half.tokens, half.length, half.sample = fresh.tokens[:10], 10, False
+        run(chained, [*known, fresh], [*(row.decode() for row in known), half], opens=[fresh])
+        rest = fresh.prefill()
+        rest.tokens, rest.start, rest.length = fresh.tokens[10:], 10, len(fresh.tokens) - 10
+        run(chained, [*known, fresh], [*(row.decode() for row in known), rest])
+    for _ in range(4):
+        run(chained, rows, [row.decode() for row in rows])
+    for row in rows:
+        wanted = alone(row.setup.params, row.tokens[: row.length], len(row.output))
+        assert row.output == wanted, row.row
+    assert staging.most == 6
 
 
 def test_a_forced_chain_keeps_its_mean(tmp_path: Path) -> None:

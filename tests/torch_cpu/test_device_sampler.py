@@ -7,9 +7,7 @@ import random
 import pytest
 import torch
 
-from srt.protocols.drafter import Guess
 from srt.protocols.forward_batch import RowSetup
-from srt.sampling.accept import accept
 from srt.sampling.device_sampler import DeviceSampler
 from srt.sampling.sampler import Sampler
 from srt.wire.params import SamplingParams
@@ -157,39 +155,19 @@ def test_bfloat16_logits_are_their_numbers() -> None:
     assert found[0].tokens == found[1].tokens and found[0].logprobs == found[1].logprobs
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_chain_of_guesses_is_verified_as_accept_does(seed: int) -> None:
-    """Guesses that are right for a while: the tokens that decoding one by one gives, then others."""
-    rng, vocab, size, depth = random.Random(seed), 60, 5, 4
+def test_what_a_row_would_draw_later_is_what_it_draws_then() -> None:
+    rng, vocab, size, depth = random.Random(7), 60, 5, 4
     params = [some_params(rng, vocab, plain=True) for _ in range(size)]
+    sampler = DeviceSampler(size, vocab, "cpu")
+    sampler.open(setups(params, [1, 2], 1))
     rows = rng.sample(range(size), size)
-    slow, fast = DeviceSampler(size, vocab, "cpu"), DeviceSampler(size, vocab, "cpu")
-    for sampler in (slow, fast):
-        sampler.open(setups(params, [1, 2], 1))
-    for _ in range(4):
-        lengths = [rng.randrange(depth + 1) for _ in rows]
-        logits = torch.randn(sum(lengths) + size, vocab) * 2
-        owners = [row for row, num in zip(rows, lengths, strict=True) for _ in range(1 + num)]
-        offsets = [place for num in lengths for place in range(1 + num)]
-        if rng.random() < 0.5:
-            logits[rng.randrange(len(logits)), 3] = float("nan")
-        ahead = fast.sample_at(logits, ints(owners), torch.tensor(offsets)).tokens.tolist()
-        guesses, first = [], 0
-        for num in lengths:
-            right = rng.randrange(num + 1)
-            line = ahead[first : first + right]
-            guesses.append(line + [rng.randrange(vocab) for _ in range(num - right)])
-            first += 1 + num
-        expected = accept(slow, logits.clone(), rows, [Guess(each, None) for each in guesses])
-        padded = torch.tensor([each + [-1] * (depth - len(each)) for each in guesses])
-        launched = fast.verify_chain(logits, rows, ints(rows), padded)
-        found = launched.finish()
-        assert [run.tokens for run in found] == [run.tokens for run in expected]
-        for run, slow_run in zip(found, expected, strict=True):
-            assert run.kept == slow_run.kept[: len(run.tokens) - 1]  # its last may end at a NaN
-        assert [run.error for run in found] == [run.error for run in expected]
-        assert launched.counts.tolist() == [len(run.tokens) for run in expected]
-        assert launched.last.tolist() == [run.last for run in expected]
+    logits = torch.randn(size, depth, vocab) * 2
+    places = torch.arange(depth).repeat(size)
+    ahead = sampler.sample_at(logits.view(-1, vocab), ints(rows).repeat_interleave(depth), places)
+    assert sampler.generated(ints(rows)).tolist() == [1] * size
+    for at in range(depth):
+        launched = sampler.launch(logits[:, at].clone(), rows, ints(rows))
+        assert launched.tokens.tolist() == ahead.tokens.view(size, depth)[:, at].tolist()
 
 
 def test_what_is_special_goes_the_slow_way() -> None:

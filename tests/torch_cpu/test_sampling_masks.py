@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 
+from kernels.token_mask import select
 from srt.protocols.forward_batch import RowSetup
 from srt.sampling.masks import forbid_unmasked
 from srt.sampling.sampler import Sampler
@@ -44,7 +45,8 @@ def test_masked_logits_are_gone_and_the_others_untouched(vocab: int) -> None:
     allowed = [
         None if row == 3 else {t for t in range(vocab) if chance.random() < 0.3} for row in range(5)
     ]
-    forbid_unmasked(logits, [None if each is None else pack(each, vocab) for each in allowed])
+    masks = [None if each is None else pack(each, vocab) for each in allowed]
+    forbid_unmasked(logits, masks, select("torch"))
     for row, each in enumerate(allowed):
         for token in range(vocab):
             kept = each is None or token in each
