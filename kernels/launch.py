@@ -6,7 +6,8 @@ the chain is not safe:
 
 1. `gdc_wait()` stands before its first read of anything that an earlier kernel may have written, and
    before its first write; only weights and constants are read earlier. It waits for the end of the
-   kernel before, which has itself waited for the one before it.
+   kernel before, which has itself waited for the one before it. (Where the kernel before lets it in
+   behind its own wait, what was there for that one may be read, too: `kernels.moe.few`.)
 2. `gdc_launch_dependents()` may stand anywhere, and early is best: it lets the next kernel's blocks in,
    and says nothing about this kernel's results.
 3. Both stand behind a constexpr `PDL`, which the interpreter and older devices take as False.

@@ -1,10 +1,11 @@
-"""python -m bench.kernels.moe [--search] [--tokens 1 8]: router and experts on a GPU, checked and timed.
+"""python -m bench.kernels.moe [--tokens 1 8] [--search gate down tiles]: router and experts on a GPU,
+checked and timed.
 
 Tokens are spread evenly over the experts, as `--moe-force-even-routing` does. Times are of calls in one
 CUDA graph, each with other experts, so that few weights of one are in the L2 cache for the next. The
 floor is that of the two products: their operations at the tensor cores' rate, or the weights of the
 experts that are asked and what goes in and out at the memory's, whichever takes longer. --search times
-other plans.
+other plans: for the first product of few tokens, for their second, or for both of many.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from bench.kernels.device import memory_bandwidth, microseconds
 from kernels.linear import pack_linear
 from kernels.moe import Routing, pack_experts, plans, route
-from kernels.moe.plans import FetchPlan, FewPlan, Plan, TilePlan, find_plan
+from kernels.moe.plans import DownPlan, FetchPlan, FewPlan, Plan, TilePlan, find_plan
 from kernels.moe.triton import GroupedExperts
 
 BF16 = torch.bfloat16
@@ -36,16 +37,20 @@ class Shape:
     inner: int
     experts: int
     top: int
+    tokens: tuple[int, ...] = TOKENS  # worth a look
 
 
 SHAPES = (
     Shape(name="Qwen3-30B-A3B", hidden=2048, inner=768, experts=128, top=8),
     Shape(name="DeepSeek-V2-Lite", hidden=2048, inner=1408, experts=64, top=6),
+    # As it is served: what its shared experts do is cut into two that every token has.
+    Shape(name="Lite, shared too", hidden=2048, inner=1408, experts=66, top=8, tokens=(1, 4, 8)),
 )
 FEW = (
     *itertools.product((4, 8, 16), (512,), (3, 4), (4,)),
     *((4, 1024, 4, 4), (8, 1024, 3, 4), (8, 512, 4, 8), (2, 512, 4, 2), (4, 256, 5, 2)),
 )
+DOWN = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2), (2, 4), (4, 4))
 TILES = {
     16: (
         (64, 128, 4, 4, True),
@@ -177,13 +182,16 @@ def show_parts(case: Case, tokens: int) -> None:
         print(f"    {event.key[:60]:60} {event.device_time_total:8.1f} us x{event.count}")
 
 
-def other_plans(tokens: int, shape: Shape) -> Iterator[Plan]:
+def other_plans(tokens: int, shape: Shape, parts: list[str]) -> Iterator[Plan]:
     """One half changes at a time."""
     entries = tokens * shape.top
     if entries <= 4 * plans.FEW_ENTRIES:
-        for few in FEW:
-            yield replace(plans.FEW, gate_up=FewPlan(*few))
-            yield replace(plans.FEW, down=FewPlan(*few))
+        if "gate" in parts:
+            yield from (replace(plans.FEW, gate_up=FewPlan(*few)) for few in FEW)
+        if "down" in parts:
+            yield from (replace(plans.FEW, down=DownPlan(*down)) for down in DOWN)
+    if "tiles" not in parts:
+        return
     each = entries / shape.experts
     for tile, shapes in TILES.items():
         if tile > max(16, 4 * each) or (each >= 128 and tile < 64):
@@ -199,9 +207,9 @@ def other_plans(tokens: int, shape: Shape) -> Iterator[Plan]:
                 yield replace(plans.FETCHED, down=fetched)
 
 
-def search(case: Case, tokens: int) -> None:
+def search(case: Case, tokens: int, parts: list[str]) -> None:
     times: list[tuple[float, Plan]] = []
-    for plan in dict.fromkeys((find(case, tokens), *other_plans(tokens, case.shape))):
+    for plan in dict.fromkeys((find(case, tokens), *other_plans(tokens, case.shape, parts))):
         try:
             case.check(min(tokens, 64), plan)
             times.append((time_plan(case, tokens, plan), plan))
@@ -214,26 +222,29 @@ def search(case: Case, tokens: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--search", action="store_true")
+    parser.add_argument("--search", nargs="+", choices=("gate", "down", "tiles"))
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
-    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many of them")
+    parser.add_argument("--only", default="", help="shapes whose names begin so")
     parser.add_argument("--no-fp8", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(0)
     bandwidth = memory_bandwidth()
     print(f"memory {bandwidth / 1e12:.2f} TB/s", flush=True)
-    for shape in SHAPES[: options.shapes]:
+    for shape in SHAPES:
+        asked = [tokens for tokens in options.tokens if tokens in shape.tokens]
+        if not asked or not shape.name.startswith(options.only):
+            continue
         if not options.search:
             show_router(shape)
         for quantization in (None,) if options.search or options.no_fp8 else (None, "fp8"):
             case = Case(shape, quantization)
-            for tokens in options.tokens:
+            for tokens in asked:
                 if options.search:
-                    search(case, tokens)
+                    search(case, tokens, options.search)
                 else:
                     show(case, tokens, bandwidth)
             if not options.search and quantization is None:
-                show_parts(case, max(options.tokens))
+                show_parts(case, max(asked))
             del case
             torch.cuda.empty_cache()
 

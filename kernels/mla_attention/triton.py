@@ -41,8 +41,9 @@ class TileShape:
 
 
 def decode_shape() -> TileShape:
-    """For one token a slice: bound by memory, two programs to a multiprocessor."""
-    return TileShape(rows=16, block=32, warps=4, stages=3, per_sm=2)
+    """For one token a slice: bound by memory, two programs to a multiprocessor. A part is one block if
+    that is all there is for it: joining more parts costs less than walking a short context."""
+    return TileShape(rows=16, block=32, warps=4, stages=3, per_sm=2, least=32)
 
 
 def extend_shape() -> TileShape:

@@ -8,12 +8,24 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class FewPlan:
-    """For `few.gate_few` and `few.down_few`."""
+    """For `few.gate_few`."""
 
     rows: int
     block: int
     stages: int
     warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class DownPlan:
+    """For `few.down_few`, which takes 8 columns of a thread at a time."""
+
+    rows: int
+    warps: int
+
+    @property
+    def block(self) -> int:
+        return 256 * self.warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +60,11 @@ class Plan:
 
     tile: int
     gate_up: FewPlan | GroupPlan
-    down: FewPlan | GroupPlan
+    down: DownPlan | GroupPlan
 
 
 FEW_ENTRIES = 64  # tokens times experts of each
-FEW = Plan(0, FewPlan(8, 512, 4, 4), FewPlan(4, 256, 5, 4))
+FEW = Plan(0, FewPlan(8, 512, 4, 4), DownPlan(2, 1))
 SMALL = Plan(16, TilePlan(64, 128, 4, 4, swap=True), TilePlan(64, 128, 4, 4, swap=True))
 MIDDLE = Plan(32, TilePlan(128, 128, 3, 4, swap=True), TilePlan(128, 128, 3, 4, swap=True))
 LARGE = Plan(64, TilePlan(128, 64, 4, 4), TilePlan(128, 64, 4, 4))
@@ -94,3 +106,11 @@ def fit(plan: FewPlan, size: int) -> FewPlan:
     while block > 64 and size % block:
         block //= 2
     return plan if size % block else replace(plan, block=block)
+
+
+def widen(plan: DownPlan, size: int) -> DownPlan:
+    """With enough warps for `size` columns: what a thread holds of a row has to fit its registers."""
+    warps = plan.warps
+    while warps < 8 and size > 3 * 256 * warps:
+        warps *= 2
+    return replace(plan, warps=warps)

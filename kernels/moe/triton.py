@@ -16,7 +16,7 @@ from kernels.moe.choose import choose_experts, sort_entries
 from kernels.moe.few import down_few, gate_few
 from kernels.moe.grouped import add_entries, multiply_blocks
 from kernels.moe.large import multiply_tiles
-from kernels.moe.plans import FetchPlan, FewPlan, GroupPlan, Plan, find_plan, fit
+from kernels.moe.plans import DownPlan, FetchPlan, FewPlan, GroupPlan, Plan, find_plan, fit, widen
 from kernels.moe.routing import Routing
 from kernels.moe.stacked import Stacked
 
@@ -115,7 +115,7 @@ class GroupedExperts:
         experts: torch.Tensor,
     ) -> torch.Tensor:
         plan = self._find(experts.numel())
-        assert isinstance(plan.gate_up, FewPlan) and isinstance(plan.down, FewPlan)
+        assert isinstance(plan.gate_up, FewPlan) and isinstance(plan.down, DownPlan)
         made = self._gate_few(stream, (weight, eps), experts, plan.gate_up)
         self._down_few(made, weights, experts, stream, stream, plan.down)
         return stream
@@ -133,11 +133,11 @@ class GroupedExperts:
         if not x.shape[0]:
             return out
         gate_up, down = plan.gate_up, plan.down
-        if isinstance(gate_up, FewPlan) and isinstance(down, FewPlan):
+        if isinstance(gate_up, FewPlan) and isinstance(down, DownPlan):
             made = self._gate_few(x, None, experts, gate_up)
             self._down_few(made, weights, experts, residual, out, down)
         else:
-            assert not isinstance(gate_up, FewPlan) and not isinstance(down, FewPlan)
+            assert not isinstance(gate_up, FewPlan) and not isinstance(down, DownPlan)
             self._run_tiles(x, weights, experts, residual, out, plan.tile, gate_up, down)
         return out
 
@@ -167,18 +167,18 @@ class GroupedExperts:
         experts: torch.Tensor,
         residual: torch.Tensor | None,
         out: torch.Tensor,
-        plan: FewPlan,
+        plan: DownPlan,
     ) -> None:
+        """Right behind `_gate_few`: see `few.down_few`."""
         tokens, top = experts.shape
         count, hidden, inner = self._down.values.shape
-        plan = fit(plan, inner)
-        is_even = hidden % plan.rows == 0 and inner % plan.block == 0
+        plan = widen(plan, inner)
         held = (self._down.values, self._down.scales, experts, weights)
         self._kernels.down_few(
             (-(-hidden // plan.rows), tokens, 1),
             (made, *held, residual, out),
-            (hidden, self._first, count),
-            (top, inner, plan.rows, plan.block, plan.stages, is_even),
+            (hidden, self._first, count, top),
+            (inner, plan.rows, plan.block),
             num_warps=plan.warps,
         )
 

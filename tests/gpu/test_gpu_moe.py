@@ -45,6 +45,35 @@ def test_experts_are_the_references(quantization: str | None) -> None:
         assert difference.norm() <= (1.5e-2 if quantization is None else 1e-1) * size, tokens
 
 
+@pytest.mark.parametrize("inner", [768, 1408, 2048])
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_few_tokens_with_experts_of_other_widths(inner: int, quantization: str | None) -> None:
+    """One entry, eight, and as many as few tokens may have; again and again, each kernel early."""
+    torch.manual_seed(inner)
+    count = 40
+    gate_up = torch.randn(count, 2 * inner, HIDDEN, device="cuda", dtype=BF16)
+    down = torch.randn(count, HIDDEN, inner, device="cuda", dtype=BF16)
+    gate_up, down = gate_up.mul_(HIDDEN**-0.5), down.mul_(inner**-0.5)
+    exact = pack_experts(gate_up.clone(), down.clone(), implementation="reference")
+    packed = pack_experts(gate_up, down, quantization=quantization, implementation="triton")
+    for tokens, top in ((1, 1), (1, 8), (8, 8), (21, 3)):
+        routing = Routing(num_experts=count, top_k=top, renormalize=True)
+        steps = [
+            (
+                torch.randn(tokens, HIDDEN, device="cuda").to(BF16),
+                torch.randn(tokens, count, device="cuda"),
+            )
+            for _ in range(8)
+        ]
+        found = []
+        for x, logits in steps:  # without anything between
+            found.append(packed(x, *route(logits, routing, implementation="triton")))
+        for (x, logits), made in zip(steps, found, strict=True):
+            whole = exact(x, *route(logits, routing)).float()
+            limit = 1.5e-2 if quantization is None else 1e-1
+            assert (made.float() - whole).norm() <= limit * whole.norm(), (tokens, top)
+
+
 @pytest.mark.parametrize("tokens", [1, 33, 4096])
 def test_a_recorded_step_is_played_with_other_choices(tokens: int) -> None:
     gate_up, down = make_weights()

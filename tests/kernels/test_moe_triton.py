@@ -96,6 +96,22 @@ def test_every_plan_computes_what_the_reference_does(
     close(found, exact, 1.5e-2 if quantization is None else limit)
 
 
+@pytest.mark.parametrize(("inner", "top"), [(768, 1), (1408, 3), (1408, 8), (2048, 2), (9216, 2)])
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_few_tokens_with_experts_of_any_width(inner, top, quantization, device):
+    """Experts of other ranks among a token's, too."""
+    x, gate_up, down, *chosen = make_experts(2, 16, inner, 9, top, device)
+    exact = exactly(x, gate_up[2:], down[2:], *chosen, first=2)
+    packed = pack_experts(
+        gate_up[2:].clone(),
+        down[2:].clone(),
+        first=2,
+        quantization=quantization,
+        implementation="triton",
+    )
+    close(packed.run(x, *chosen, None, plans.FEW), exact, 1.5e-2 if quantization is None else 0.06)
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 33, 140])
 def test_any_number_of_tokens(tokens, device):
     """Of 140 an expert has several blocks."""
