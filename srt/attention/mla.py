@@ -192,7 +192,7 @@ class MlaAttention:
             at, own = gather.queries, q[gather.queries]
             asked = own.repeat(gather.parts, 1, 1) if gather.parts > 1 else own
             parts = self._attend(asked, plane, up, gather, scale)
-            for found in zip(*(part.split(len(own)) for part in parts), strict=True):
+            for found in zip(*(torch.split(part, len(own)) for part in parts), strict=True):
                 if len(own) == len(out):
                     out, lse = self._merge(out, lse, *found)
                 else:

@@ -14,7 +14,7 @@ import torch
 from gpu_engine import EAGER, Built, ask, batch, build, expect_near, expect_same
 
 from kernels.merge_state import select
-from kernels.mla_attention import attend_spans
+from kernels.mla_attention.reference import attend_spans
 from srt.attention.mla import MlaAttention, MlaCore, Spans
 from srt.attention.mla_plan import MlaSettings
 from srt.layers.latent import LatentArch
@@ -145,14 +145,7 @@ def test_spans(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool, na
     up = case.up
     turned = latents[:, LITE.rank :]
     right, right_lse = attend_spans(
-        q,
-        up.project(latents),
-        turned,
-        queries,
-        keys,
-        causal,
-        LITE.scale,
-        implementation="reference",
+        q, up.project(latents), turned, queries, keys, causal, LITE.scale
     )
     for _ in range(2):  # the second without a plan
         out, lse = core.attend(q, latents, up, spans, LITE.scale)
