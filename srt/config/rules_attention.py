@@ -134,7 +134,13 @@ def decide_half(half: str, args: ServerArgs, place: Place, decisions: Decisions)
     asked = own or args.attention_backend
     if asked is None:
         return decisions.decide(name, *propose(half, place))
-    check_wish(asked, "--" + (name if own else "attention_backend").replace("_", "-"), place)
+    flag = "--" + (name if own else "attention_backend").replace("_", "-")
+    check_wish(asked, flag, place)
+    if (half, asked, place.has_latent) == ("decode", "flashinfer", True):
+        raise ConfigError(
+            f"{flag} flashinfer was asked for, but it computes MLA's prompts only; allowed here: "
+            "triton, sdpa; --prefill-attention-backend flashinfer is for prompts"
+        )
     return decisions.take(name, asked, None if own else "attention_backend")
 
 

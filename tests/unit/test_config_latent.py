@@ -74,6 +74,9 @@ def test_flashinfer_by_name_is_refused_for_other_heads(tmp_path: Path) -> None:
     assert spec.prefill_attention_backend == "flashinfer"
     with pytest.raises(ConfigError, match="192 and 128 numbers.*allowed here: triton, sdpa"):
         resolve(args, facts_on(gpu_facts(), tmp_path, qk_rope_head_dim=32), entropy=0)
+    both = ServerArgs(load_format="dummy", attention_backend="flashinfer")
+    with pytest.raises(ConfigError, match="--attention-backend flashinfer.*MLA's prompts only"):
+        resolve(both, gpu_facts_of(tmp_path), entropy=0)
 
 
 def test_a_cpu_has_sdpa_and_native_is_refused(tmp_path: Path) -> None:
