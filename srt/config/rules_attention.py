@@ -1,7 +1,8 @@
 """Which attention computes each half. What is decided here is proposed: when the runner is built, the
 capability table of `srt/attention` is asked again, with all that only loading knows.
 
-    cuda   prefill  flashinfer where it is ready: its FA3 prefill is the fastest on sm_90; else triton
+    cuda   prefill  flashinfer where it is ready: its FA3 prefill is the fastest on sm_90; else triton.
+                    Of MLA it is what is expanded, by an operator that may have to be compiled first
            decode   triton: split over the keys, in CUDA graphs, every head size
     cpu    both     native where its kernels can be had, else sdpa
 """
@@ -14,13 +15,15 @@ from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
 from srt.config.facts import GpuFacts, MachineFacts, ModelFacts
 from srt.config.inkling import is_inkling
-from srt.config.latent import is_latent
+from srt.config.latent import is_latent, value_dim
 from srt.config.rules_device import INSTALL
 from srt.errors import ConfigError
 
 NAMES = ("native", "flashinfer", "triton", "sdpa")
 FLASHINFER_HEAD_DIMS = (64, 128, 256)  # what its FA3 kernels are made for
 FLASHINFER_CAPABILITY = 90  # from here on its prefill is faster than ours
+FLASHINFER_LATENT_DIMS = (192, 128)  # of MLA's queries and values: it has no other FA3 kernel
+HOPPER = 90  # whose FA3 it is
 READY_HEAD_DIM = 128  # others it compiles at first use, for a minute
 MOST_HEAD_DIM = 256  # of the Triton kernels: a tile of keys must fit beside its queries
 HALF_TYPES = ("bfloat16", "float16")
@@ -29,7 +32,8 @@ HALF_TYPES = ("bfloat16", "float16")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """What a runner's attention depends on. `gpu` None: the CPU. `native`: its compiled kernels.
-    `flashinfer_trouble`: why FlashInfer cannot run on this machine, whatever the model."""
+    `flashinfer_trouble`: why FlashInfer cannot run on this machine, whatever the model, and
+    `flashinfer_latent_trouble`, why it cannot compute MLA. `value_dim`: of MLA's heads."""
 
     gpu: GpuFacts | None
     flashinfer_trouble: str
@@ -40,6 +44,8 @@ class Place:
     head_dim: int
     has_window: bool
     has_latent: bool = False  # MLA: heads of any size
+    value_dim: int = 0
+    flashinfer_latent_trouble: str = ""
     has_relative: bool = False  # scores depend on the distance
 
 
@@ -67,6 +73,8 @@ def place_of(
         head_dim=model.head_dim,
         has_window=has_window(model),
         has_latent=is_latent(model.architecture),
+        value_dim=value_dim(model.config) if is_latent(model.architecture) else 0,
+        flashinfer_latent_trouble=machine.flashinfer_latent_trouble,
         has_relative=is_inkling(model.architecture),
     )
 
@@ -126,7 +134,13 @@ def decide_half(half: str, args: ServerArgs, place: Place, decisions: Decisions)
     asked = own or args.attention_backend
     if asked is None:
         return decisions.decide(name, *propose(half, place))
-    check_wish(asked, "--" + (name if own else "attention_backend").replace("_", "-"), place)
+    flag = "--" + (name if own else "attention_backend").replace("_", "-")
+    check_wish(asked, flag, place)
+    if (half, asked, place.has_latent) == ("decode", "flashinfer", True):
+        raise ConfigError(
+            f"{flag} flashinfer was asked for, but it computes MLA's prompts only; allowed here: "
+            "triton, sdpa; --prefill-attention-backend flashinfer is for prompts"
+        )
     return decisions.take(name, asked, None if own else "attention_backend")
 
 
@@ -183,12 +197,25 @@ def _flashinfer_lack(place: Place) -> str | None:
     if place.kv_cache_dtype not in HALF_TYPES:
         return f"flashinfer reads a cache in {' or '.join(HALF_TYPES)}, not {place.kv_cache_dtype}"
     if place.has_latent:
-        return None
+        return _flashinfer_latent_lack(place)
     if place.head_dim not in FLASHINFER_HEAD_DIMS:
         sizes = ", ".join(map(str, FLASHINFER_HEAD_DIMS))
         return f"flashinfer takes head sizes {sizes}, not {place.head_dim}"
     if place.has_window:
         return "flashinfer is not used with sliding windows"
+    return None
+
+
+def _flashinfer_latent_lack(place: Place) -> str | None:
+    if place.flashinfer_latent_trouble:
+        return place.flashinfer_latent_trouble
+    sizes = (place.head_dim, place.value_dim)
+    if sizes != FLASHINFER_LATENT_DIMS:
+        query, value = FLASHINFER_LATENT_DIMS
+        return (
+            f"flashinfer takes MLA's heads of {query} and {value} numbers, not {sizes[0]} and "
+            f"{sizes[1]}"
+        )
     return None
 
 
@@ -198,8 +225,9 @@ def _not_first(place: Place) -> str | None:
     if place.gpu.capability < FLASHINFER_CAPABILITY:
         least = FLASHINFER_CAPABILITY
         return f"flashinfer is faster from sm_{least} on, this is sm_{place.gpu.capability}"
-    if place.has_latent:
-        return "flashinfer would have to compile for MLA; ask for it by name, for prompts"
-    if place.head_dim != READY_HEAD_DIM or "float16" in (place.dtype, place.kv_cache_dtype):
+    if place.has_latent and place.gpu.capability != HOPPER:
+        return f"flashinfer's MLA prefill is faster on sm_{HOPPER} only"
+    ready_dim = place.head_dim if place.has_latent else READY_HEAD_DIM
+    if place.head_dim != ready_dim or "float16" in (place.dtype, place.kv_cache_dtype):
         return "flashinfer would have to compile for this head size and type; ask for it by name"
     return None
