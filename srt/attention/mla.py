@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from kernels.merge_state import MergeState
+from kernels.transfer import send
 from srt.attention.mla_plan import Chunk, Form, MlaSettings, choose_form, cut_prefixes
-from srt.attention.send import send
 from srt.layers.latent import UpProjection
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
