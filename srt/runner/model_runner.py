@@ -17,9 +17,9 @@ import kernels.step_inputs
 from kernels.linear import Linear
 from kernels.moe import Experts
 from kernels.ops import Ops
-from srt.attention.capability import Need
 from srt.attention.relative import RelativeAttention
 from srt.attention.select import BackendPair, build_backend, select_backend
+from srt.config.capability import Need
 from srt.config.context import get_exec
 from srt.config.facts import ModelFacts
 from srt.config.runner_spec import RunnerSpec

@@ -57,7 +57,7 @@ def test_a_cpu_has_sdpa_and_native_is_refused(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"load_format": "dummy", "max_total_tokens": 512, "context_length": 256}
     [spec] = resolve(ServerArgs(**asked), facts, entropy=0).runners
     assert spec.prefill_attention_backend == spec.decode_attention_backend == "sdpa"
-    with pytest.raises(ConfigError, match="native attention has no MLA; allowed here: sdpa"):
+    with pytest.raises(ConfigError, match="native cannot prefill MLA; allowed here: sdpa"):
         resolve(ServerArgs(**asked, attention_backend="native"), facts, entropy=0)
 
 
@@ -92,3 +92,11 @@ def test_trees_of_guesses_are_refused_on_a_gpu(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="eagle-topk 2.*cannot verify.*allowed here: 1"):
         resolve(args, replace(facts, draft=draft), entropy=0)
+
+
+def test_flashinfer_is_refused_for_decodes_before_anything_loads(tmp_path: Path) -> None:
+    args = ServerArgs(load_format="dummy", attention_backend="flashinfer")
+    with pytest.raises(
+        ConfigError, match="flashinfer cannot decode MLA; allowed here: triton, sdpa"
+    ):
+        resolve(args, gpu_facts_of(tmp_path), entropy=0)
