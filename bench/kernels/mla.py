@@ -35,7 +35,10 @@ HEADS, PAGE = 16, 16
 ROTATED_BYTES = 400e6
 BF16 = torch.bfloat16
 DECODES = ((1, 256), (1, 4096), (1, 32768), (8, 1024), (32, 1024), (64, 4096), (256, 1024))
-SPANS = (((1024,), (1024,)), ((8192,), (8192,)), ((2048,) * 4, (2048,) * 4), ((512,), (32768,)))
+SPANS = (
+    *(((1024,), (1024,)), ((8192,), (8192,)), ((2048,) * 4, (2048,) * 4)),
+    *(((8192,), (32768,)), ((512,), (32768,)), ((512,) * 2, (16384,) * 2)),  # the last: in parts
+)
 
 
 class Decodes:
@@ -142,7 +145,7 @@ def show_spans(rivals: bool) -> None:
     rival = FlashInferMla() if rivals else None
     up = make_up()
     for queries, keys in SPANS:
-        causal = queries == keys
+        causal = queries == keys or sum(queries) == 8192
         q = torch.randn(sum(queries), HEADS, LITE.query, device="cuda", dtype=BF16)
         latents = torch.randn(sum(keys), LITE.width, device="cuda", dtype=BF16)
         kv, turned = up.project(latents), latents[:, LITE.rank :]
@@ -161,7 +164,8 @@ def show_spans(rivals: bool) -> None:
             taken = microseconds([partial(rival.attend, q, latents, up, spans, LITE.scale)], 3)
             print(
                 f"  flashinfer and the expansion: right, {taken:.0f} us, {work / taken / 1e6:.0f} "
-                "TFLOP/s"
+                "TFLOP/s",
+                flush=True,
             )
 
 
@@ -169,6 +173,17 @@ def make_up() -> UpProjection:
     rows = HEADS * (LITE.nope + LITE.value)
     weight = torch.randn(rows, LITE.rank, device="cuda", dtype=BF16) * LITE.rank**-0.5
     return UpProjection(weight, LITE)
+
+
+def expand_by_heads(up: UpProjection, latents: torch.Tensor) -> torch.Tensor:
+    """A product per head, written where it belongs: V, K, and the rotated part copied behind it."""
+    made = latents.new_empty(len(latents), HEADS, LITE.value + LITE.query)
+    shared = latents[:, : LITE.rank].expand(HEADS, -1, -1)
+    keys = up.keys.transpose(1, 2)
+    torch.bmm(shared, up.values, out=made[:, :, : LITE.value].transpose(0, 1))
+    torch.bmm(shared, keys, out=made[:, :, LITE.value : -LITE.rope].transpose(0, 1))
+    made[:, :, -LITE.rope :] = latents[:, None, LITE.rank :]
+    return made
 
 
 def show_surroundings() -> None:
@@ -189,6 +204,9 @@ def show_surroundings() -> None:
             "absorb": partial(up.absorb, q),
             "release": partial(up.release, sums, out),
             "expand": partial(up.project, latents),
+            "expand at once": partial(up.expand_at_once, latents),
+            "expand by heads": partial(expand_by_heads, up, latents),
+            "expand and copy": partial(up.expand, latents),
             "gather": partial(torch.index_select, plane[:, 0], 0, at),
         }
         figures = (f"{name} {microseconds([call], 3):.1f}" for name, call in calls.items())

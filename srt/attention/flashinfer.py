@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from srt.attention.flashinfer_operator import kernel_of
 from srt.attention.flashinfer_plan import (
     KeysForm,
     Planned,
@@ -28,7 +29,6 @@ from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
 WORKSPACE_BYTES = 256 << 20
-HOPPER = (9, 0)
 LEAST_QUERIES = 2048  # of a step whose keys are gathered
 MOST_KEYS = 32768
 KEYS_PER_QUERY = 4
@@ -189,7 +189,7 @@ class FlashInferAttention:
         import flashinfer
 
         space = self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        kernel = "fa3" if torch.cuda.get_device_capability(device) == HOPPER else "fa2"
+        kernel = kernel_of(device)
         for _ in range(2):
             for kind, wrapper in (
                 ("paged", flashinfer.BatchPrefillWithPagedKVCacheWrapper(space, backend=kernel)),

@@ -8,7 +8,8 @@ means
     for each chunk of the prefixes: gather its latents, make K and V of them,
                                     attend to all of it, merge by lse
 
-so that what is expanded at once is bounded however long a prefix is.
+so that what is expanded at once is bounded however long a prefix is. Where a chunk's queries are too few
+to fill the device, they stand beside each other several times, each time before a part of the keys.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ import torch
 
 from kernels.merge_state import MergeState
 from kernels.transfer import send
-from srt.attention.mla_plan import Chunk, Form, MlaSettings, choose_form, cut_prefixes
+from srt.attention.mla_plan import (
+    Chunk,
+    Form,
+    MlaSettings,
+    choose_form,
+    count_parts,
+    cut_keys,
+    cut_prefixes,
+)
 from srt.layers.latent import UpProjection
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
@@ -71,11 +80,13 @@ class MlaCore(Protocol):
 
 @dataclass(slots=True)
 class _Gather:
-    """Latents to expand: their slots [m] int64, whose queries see them, and how."""
+    """Latents to expand: their slots [m] int64, whose queries see them, and how. `parts`: how often the
+    queries stand in the spans."""
 
     slots: torch.Tensor
     queries: slice
     spans: Spans
+    parts: int = 1
 
 
 class MlaAttention:
@@ -116,6 +127,8 @@ class MlaAttention:
             self.form = choose_form(starts, lengths, latent, self.settings)
             if has_trees:
                 self.form = "absorbed"
+            elif self.form == "one-shot" and all(starts) and self._parts(lengths, starts) > 1:
+                self.form = "chunked"
         if self.form in (None, "absorbed"):
             self._num_absorbed = sum(batch.lengths_host)
             self._core.plan(batch)
@@ -128,13 +141,19 @@ class MlaAttention:
             spans = Spans(counts, counts, causal=True)
             self._gathers.append(_Gather(batch.slots[count:], slice(0, sum(lengths)), spans))
             chunks = cut_prefixes(starts, self.settings.chunk_tokens)
-            self._gathers += [_gather(batch, lengths, chunk) for chunk in chunks]
+            for chunk in chunks:
+                seen = lengths[chunk.first : chunk.first + len(chunk.counts)]
+                parts = self._parts(seen, chunk.counts)
+                self._gathers.append(_gather(batch, lengths, chunk, parts))
         else:
             ends = tuple(start + length for start, length in zip(starts, lengths, strict=True))
             whole = Chunk(0, (0,) * len(ends), ends)
             gather = _gather(batch, lengths, whole)
             gather.spans = Spans(counts, ends, causal=True)
             self._gathers.append(gather)
+
+    def _parts(self, queries: Sequence[int], keys: Sequence[int]) -> int:
+        return count_parts(queries, keys, len(self._ups[0].keys), self.settings.processors)
 
     def capture(self, batch: AttentionBatch) -> None:
         self._gathers = []
@@ -170,12 +189,14 @@ class MlaAttention:
         first, *others = self._gathers
         out, lse = self._attend(q, plane, up, first, scale)
         for gather in others:
-            at = gather.queries
-            found = self._attend(q[at], plane, up, gather, scale)
-            if len(found[0]) == len(out):
-                out, lse = self._merge(out, lse, *found)
-            else:
-                out[at], lse[at] = self._merge(out[at], lse[at], *found)
+            at, own = gather.queries, q[gather.queries]
+            asked = own.repeat(gather.parts, 1, 1) if gather.parts > 1 else own
+            parts = self._attend(asked, plane, up, gather, scale)
+            for found in zip(*(torch.split(part, len(own)) for part in parts), strict=True):
+                if len(own) == len(out):
+                    out, lse = self._merge(out, lse, *found)
+                else:
+                    out[at], lse[at] = self._merge(out[at], lse[at], *found)
         return out
 
     def _attend(
@@ -187,24 +208,27 @@ class MlaAttention:
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.most_expanded = max(self.most_expanded, len(gather.slots))
-        latents = plane[gather.slots, 0].to(q.dtype)
+        latents = plane[:, 0].index_select(0, gather.slots).to(q.dtype)
         return self._expanding.attend(q, latents, up, gather.spans, scale)
 
 
-def _gather(batch: AttentionBatch, lengths: Sequence[int], chunk: Chunk) -> _Gather:
-    """Where the chunk's latents lie. The page table is the device's."""
+def _gather(batch: AttentionBatch, lengths: Sequence[int], chunk: Chunk, parts: int = 1) -> _Gather:
+    """Where the chunk's latents lie, part after part. The page table is the device's."""
     last = chunk.first + len(chunk.counts)
     rows_host = batch.rows_host[batch.num_decode :][chunk.first : last]
-    counts = np.array(chunk.counts)
-    offsets = np.repeat(np.array(chunk.begins) - (np.cumsum(counts) - counts), counts)
-    places = np.stack((np.repeat(np.array(rows_host), counts), np.arange(len(offsets)) + offsets))
+    pieces = cut_keys(chunk, parts)
+    begins = np.array([begin for piece in pieces for begin in piece.begins])
+    counts = np.array([count for piece in pieces for count in piece.counts])
+    offsets = np.repeat(begins - (np.cumsum(counts) - counts), counts)
+    repeated = np.repeat(np.array(rows_host * parts), counts)
+    places = np.stack((repeated, np.arange(len(offsets)) + offsets))
     rows, positions = send(places, batch.page_table.device)
     pages = batch.page_table[rows, positions // batch.page_size].long()
     slots = pages * batch.page_size + positions % batch.page_size
     before = sum(lengths[: chunk.first])
     queries = tuple(lengths[chunk.first : last])
-    spans = Spans(queries, chunk.counts, causal=False)
-    return _Gather(slots, slice(before, before + sum(queries)), spans)
+    spans = Spans(queries * parts, tuple(counts.tolist()), causal=False)
+    return _Gather(slots, slice(before, before + sum(queries)), spans, parts)
 
 
 def decodes_of(batch: AttentionBatch) -> AttentionBatch:

@@ -1,6 +1,9 @@
-"""The expanded form of MLA by FlashInfer's prefill over K and V side by side, which on Hopper is FA3.
+"""The expanded form of MLA by FlashInfer's prefill over K and V side by side, which on Hopper is FA3 and
+made for heads of 192 and 128 numbers only.
 
-Its logarithms are those of base 2; who merges wants natural ones.
+Its logarithms are those of base 2; who merges wants natural ones. K and V may be any multiple of 16
+bytes apart. A plan lies in a wrapper's own memory on the device, so that a step may have several; the
+workspace that all wrappers share holds nothing from launch to launch.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import numpy as np
 import torch
 
 from kernels.transfer import pin
+from srt.attention.flashinfer_operator import kernel_of
 from srt.attention.flashinfer_plan import Planned, Shape, running
 from srt.attention.mla import Spans
 from srt.layers.latent import UpProjection
@@ -19,7 +23,6 @@ from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
 
 WORKSPACE_BYTES = 256 << 20
-HOPPER = (9, 0)
 LN_2 = 0.6931471805599453
 
 
@@ -52,7 +55,7 @@ class FlashInferMla:
     def attend(
         self, q: torch.Tensor, latents: torch.Tensor, up: UpProjection, spans: Spans, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        k, v = up.expand(latents)
+        k, v = up.expand_at_once(latents)
         planned = self._used.get(spans)
         if planned is None:
             planned = self._used[spans] = self._next(q.device)
@@ -97,5 +100,5 @@ class FlashInferMla:
 
         if self._workspace is None:
             self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        kernel = "fa3" if torch.cuda.get_device_capability(device) == HOPPER else "fa2"
+        kernel = kernel_of(device)
         return flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, backend=kernel)

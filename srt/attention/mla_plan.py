@@ -11,16 +11,21 @@ from srt.layers.latent import LatentArch
 
 Form = Literal["one-shot", "chunked", "absorbed"]
 
+TILE = 128  # queries of one head that are computed together
+LEAST_KEYS = 4096  # of a part: fewer do not pay for the launches around them
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlaSettings:
     """Read from the schedule when a backend is built. `chunk_tokens`: how many tokens of prefixes are
     expanded at once, over the whole batch. `may_expand`: whether a prefix may be expanded at all: the
-    load-time gate. `deterministic`: a token's result must not depend on how its prompt was cut."""
+    load-time gate. `deterministic`: a token's result must not depend on how its prompt was cut.
+    `processors`: how many tiles the device computes at once."""
 
     chunk_tokens: int
     may_expand: bool
     deterministic: bool = False
+    processors: int = 1
 
 
 def choose_form(
@@ -97,3 +102,21 @@ def cut_prefixes(starts: Sequence[int], budget: int) -> list[Chunk]:
                 close()
     close()
     return chunks
+
+
+def count_parts(queries: Sequence[int], keys: Sequence[int], heads: int, processors: int) -> int:
+    """Into how many parts the keys of spans without a causal mask are cut: few queries make fewer tiles
+    than a device computes at once, however many keys they see."""
+    tiles = heads * sum(-(-count // TILE) for count in queries)
+    return max(1, min(processors // tiles, min(keys) // LEAST_KEYS))
+
+
+def cut_keys(chunk: Chunk, parts: int) -> list[Chunk]:
+    """The chunk's slices with a part of their keys each, as even as may be. No slice has fewer keys."""
+    bounds = [[count * part // parts for count in chunk.counts] for part in range(parts + 1)]
+    found = []
+    for low, high in zip(bounds, bounds[1:], strict=False):
+        begins = tuple(begin + at for begin, at in zip(chunk.begins, low, strict=True))
+        counts = tuple(end - at for at, end in zip(low, high, strict=True))
+        found.append(Chunk(chunk.first, begins, counts))
+    return found

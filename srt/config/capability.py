@@ -20,8 +20,8 @@ FLAG_WORDS = {FP8: "fp8_e4m3"}  # types that flags call otherwise than torch
 class Capability:
     """`dtypes`: of the KV pool. `head_dims` None: any up to `max_head_dim`. `library`: what must be
     there. `min_capability`: the oldest GPU, 80 for 8.0. `has_latent`: the halves of MLA it computes.
-    `ready`: what an open wish may find compiled, as (KV dtype, head_dim); None: nothing is compiled for
-    minutes."""
+    `latent_dims`: of MLA's queries and values, None: any. `ready`: what an open wish takes, as (KV
+    dtype, head_dim), since it is compiled or worth it; None: nothing is compiled for minutes."""
 
     name: str
     devices: frozenset[str]
@@ -38,6 +38,7 @@ class Capability:
     min_capability: int
     ready: frozenset[tuple[str, int]] | None
     has_latent: frozenset[Half] = frozenset()
+    latent_dims: tuple[int, int] | None = None
     has_relative: bool = False
 
 
@@ -47,8 +48,9 @@ class Need:
     computes in, None: the same. `has_library`: the compiled CPU kernels are there. `capability`: of the
     GPU, 90 for 9.0, 0 where unknown. `tree`: slices whose tokens do not simply see what lies before
     them. `cap`: scores are capped. `deterministic`: the same bits whatever else is in the batch.
-    `latent`: attention is MLA; its heads are of any size. `relative`: scores depend on the distance.
-    `flashinfer_trouble`: what it lacks where `has_flashinfer` is False."""
+    `latent`: attention is MLA; its heads are of any size. `value_dim`: of V, where it matters: MLA.
+    `relative`: scores depend on the distance. `flashinfer_trouble`: what it lacks where `has_flashinfer`
+    is False."""
 
     device: str
     dtype: str
@@ -64,6 +66,7 @@ class Need:
     cap: bool = False
     deterministic: bool = False
     latent: bool = False
+    value_dim: int = 0
     relative: bool = False
 
 
@@ -98,8 +101,9 @@ TABLE: tuple[Capability, ...] = (
         is_deterministic=False,
         library="flashinfer",
         min_capability=80,
-        ready=frozenset({("bfloat16", 128)}),
+        ready=frozenset({("bfloat16", 128), ("bfloat16", 192)}),
         has_latent=frozenset({"prefill"}),
+        latent_dims=(192, 128),
     ),
     Capability(
         name="triton",
@@ -165,6 +169,9 @@ def lacks(row: Capability, need: Need, half: Half = "decode") -> list[str]:
             found.append(f"cannot {half} MLA")
         elif need.dtype == FP8:
             found.append(f"reads no latents in {_word(need.dtype)}")
+        elif row.latent_dims not in (None, dims := (need.head_dim, need.value_dim)):
+            can, asked = _sizes(row.latent_dims), _sizes(dims)
+            found.append(f"takes MLA's heads of {can} numbers, not {asked}")
         elif row.name == "flashinfer" and not need.has_triton:
             found.append("joins its parts with Triton, which is not installed")
     elif row.head_dims is not None and need.head_dim not in row.head_dims:
@@ -210,6 +217,10 @@ def is_ready(row: Capability, need: Need) -> bool:
 def can_record(name: str) -> bool:
     """Whether a decode step of this backend can be a CUDA graph."""
     return next(row.has_graph for row in TABLE if row.name == name)
+
+
+def _sizes(dims: tuple[int, int] | None) -> str:
+    return " and ".join(map(str, dims or ()))
 
 
 def _words(names: frozenset[str]) -> str:

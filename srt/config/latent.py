@@ -24,6 +24,11 @@ def query_dim(config: Mapping[str, Any]) -> int:
     return int(config["qk_nope_head_dim"]) + int(config["qk_rope_head_dim"])
 
 
+def value_dim(config: Mapping[str, Any]) -> int:
+    """Of one head's V."""
+    return int(config["v_head_dim"])
+
+
 def latent_width(config: Mapping[str, Any]) -> int:
     """Numbers of one token in one layer: the latent, and the key that all heads rotate alike."""
     return int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"])
@@ -33,7 +38,7 @@ def parameter_count(config: Mapping[str, Any]) -> int:
     """Of all layers, from the shapes, norms left out."""
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     rank, q_rank = int(config["kv_lora_rank"]), int(config.get("q_lora_rank") or 0)
-    query, value = query_dim(config), int(config["v_head_dim"])
+    query, value = query_dim(config), value_dim(config)
     queries = q_rank * (hidden + heads * query) if q_rank else hidden * heads * query
     up = rank * heads * (int(config["qk_nope_head_dim"]) + value)
     attention = queries + hidden * latent_width(config) + up + heads * value * hidden
@@ -57,4 +62,4 @@ def kv_items(model: ModelFacts, kv_heads: int) -> int:
 def expanded_bytes(model: ModelFacts, item: int) -> int:
     """Of K and V of one token in one layer, made of its latent."""
     config = model.config
-    return item * model.num_heads * (query_dim(config) + int(config["v_head_dim"]))
+    return item * model.num_heads * (query_dim(config) + value_dim(config))

@@ -1,7 +1,8 @@
 """Which attention computes each half. What is decided here is proposed: when the runner is built, the
 table in `capability` is asked again, with all that only loading knows.
 
-    cuda   prefill  flashinfer where it is ready: its FA3 prefill is the fastest on sm_90; else triton
+    cuda   prefill  flashinfer where it is ready: its FA3 prefill is the fastest on sm_90; else triton.
+                    Of MLA it is what is expanded, by an operator that may have to be compiled first
            decode   triton: split over the keys, in CUDA graphs, every head size
     cpu    both     native where its kernels can be had, else sdpa
 """
@@ -15,12 +16,13 @@ from srt.config.capability import FLAG_WORDS, FP8, TABLE, Half, Need, is_ready, 
 from srt.config.decisions import Decisions
 from srt.config.facts import GpuFacts, MachineFacts, ModelFacts
 from srt.config.inkling import is_inkling
-from srt.config.latent import is_latent
+from srt.config.latent import is_latent, value_dim
 from srt.config.rules_device import INSTALL
 from srt.errors import ConfigError
 
 ROWS = MappingProxyType({row.name: row for row in TABLE})
 FLASHINFER_CAPABILITY = 90  # from here on its prefill is faster than ours
+HOPPER = 90  # whose FA3 it is
 
 
 def place_of(
@@ -34,8 +36,9 @@ def place_of(
     kv_cache_dtype: str,
 ) -> Need:
     """What the runner's attention needs, as far as it is known before loading."""
+    latent = is_latent(model.architecture)
     trouble = (
-        machine.flashinfer_trouble
+        machine.flashinfer_trouble or (machine.flashinfer_latent_trouble if latent else "")
         if "flashinfer-python" in machine.versions
         else f"flashinfer-python is not installed ({INSTALL})"
     )
@@ -51,7 +54,8 @@ def place_of(
         query_dtype=dtype,
         head_dim=model.head_dim,
         window=has_window(model),
-        latent=is_latent(model.architecture),
+        latent=latent,
+        value_dim=value_dim(model.config) if latent else 0,
         relative=is_inkling(model.architecture),
     )
 
@@ -127,8 +131,8 @@ def _not_first(place: Need) -> str | None:
     if place.capability < FLASHINFER_CAPABILITY:
         least = FLASHINFER_CAPABILITY
         return f"flashinfer is faster from sm_{least} on, this is sm_{place.capability}"
-    if place.latent:
-        return "flashinfer would have to compile for MLA; ask for it by name, for prompts"
+    if place.latent and place.capability != HOPPER:
+        return f"flashinfer's MLA prefill is faster on sm_{HOPPER} only"
     if not is_ready(ROWS["flashinfer"], place):
         return "flashinfer would have to compile for this head size and type; ask for it by name"
     return None

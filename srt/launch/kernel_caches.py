@@ -24,6 +24,7 @@ from srt.config.facts import MachineFacts
 
 FOLDER = "gpu"
 PACKAGE = "flashinfer_jit_cache"
+MLA_OPERATOR = "batch_prefill_with_kv_cache_*_head_dim_qk_192_head_dim_vo_128_*"
 ShowPhase = Callable[[str, float | None], None]
 
 
@@ -52,6 +53,7 @@ def look_for_kernels(machine: MachineFacts, cache_folder: str) -> MachineFacts:
         return machine
     ready = ready_folder(cache_folder, machine)
     has_operators = (ready is not None and ready.is_dir()) or find_spec(PACKAGE) is not None
+    can_compile = _has_nvcc()
     return replace(
         machine,
         triton_trouble=""
@@ -59,10 +61,22 @@ def look_for_kernels(machine: MachineFacts, cache_folder: str) -> MachineFacts:
         else "triton needs a C compiler, and there is none on the PATH; install gcc, or bring compiled "
         "kernels (`tandem warm --unpack`)",
         flashinfer_trouble=""
-        if has_operators or _has_nvcc()
+        if has_operators or can_compile
         else "flashinfer finds no compiled operators here and no nvcc to compile them with; install "
         "flashinfer-jit-cache or the CUDA toolkit, or bring them (`tandem warm --unpack`)",
+        flashinfer_latent_trouble=""
+        if can_compile or _has_latent_operator(ready)
+        else "flashinfer finds no compiled operator for MLA here and no nvcc to compile it with; bring "
+        "it (`tandem warm --unpack`)",
     )
+
+
+def _has_latent_operator(ready: Path | None) -> bool:
+    folders = [] if ready is None else [ready / PACKAGE]
+    spec = find_spec(PACKAGE)
+    if spec is not None:
+        folders += map(Path, spec.submodule_search_locations or ())
+    return any(any((each / "jit_cache").glob(f"{MLA_OPERATOR}/*.so")) for each in folders)
 
 
 def _has_launchers(cache_folder: str) -> bool:

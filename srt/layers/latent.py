@@ -45,7 +45,7 @@ class UpProjection:
 
     keys: [heads, nope, rank]; values: [heads, rank, value]; both are views."""
 
-    __slots__ = ("arch", "weight", "keys", "values")
+    __slots__ = ("arch", "weight", "keys", "values", "_whole")
 
     def __init__(self, weight: torch.Tensor, arch: LatentArch) -> None:
         self.arch = arch
@@ -53,6 +53,7 @@ class UpProjection:
         heads = weight.view(-1, arch.nope + arch.value, arch.rank)
         self.keys = heads[:, : arch.nope]
         self.values = heads[:, arch.nope :].transpose(1, 2)
+        self._whole: torch.Tensor | None = None
 
     def project(self, latents: torch.Tensor) -> torch.Tensor:
         """latents [n, rank + rope] -> [n, heads, nope + value]: of each head K without its rotated part,
@@ -65,6 +66,23 @@ class UpProjection:
         arch, both = self.arch, self.project(latents)
         turned = latents[:, None, arch.rank :].expand(-1, len(self.keys), -1)
         return torch.cat((both[:, :, : arch.nope], turned), dim=2), both[:, :, arch.nope :]
+
+    def expand_at_once(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same as views of one product [n, heads, nope + rope + value], whose weight has a unit
+        matrix for the rotated part: a third more to multiply, but no copy to its place afterwards."""
+        if self._whole is None:
+            self._whole = self._weigh_rotated()
+        made = F.linear(latents, self._whole).view(len(latents), len(self.keys), -1)
+        return made[:, :, : self.arch.query], made[:, :, self.arch.query :]
+
+    def _weigh_rotated(self) -> torch.Tensor:
+        """[heads * (nope + rope + value), rank + rope]."""
+        arch = self.arch
+        whole = self.weight.new_zeros(len(self.keys), arch.query + arch.value, arch.width)
+        whole[:, : arch.nope, : arch.rank] = self.keys
+        whole[:, arch.nope : arch.query, arch.rank :] = torch.eye(arch.rope, device=whole.device)
+        whole[:, arch.query :, : arch.rank] = self.values.transpose(1, 2)
+        return whole.view(-1, arch.width)
 
     def absorb(self, q: torch.Tensor) -> torch.Tensor:
         """q [n, heads, nope + rope] -> queries on latents, [n, heads, rank]."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, overload
 
 import torch
 
+from srt.attention.flashinfer_operator import have_prefill
 from srt.config.context import (
     RuntimeContext,
     get_context,
@@ -170,7 +171,14 @@ def _load_target(
     maybe_disable_chunked_prefix_cache(
         use_mla_backend=runner.arch.latent is not None, is_draft_worker=runner.role == "draft"
     )
+    if runner.attention_pair.prefill == "flashinfer":
+        run(lambda: _have_prefill(runner, show))
     return runner
+
+
+def _have_prefill(runner: ModelRunner, show: ShowPhase) -> None:
+    dims = runner.arch.head_dim, runner.arch.value_dim
+    have_prefill(*dims, (runner.dtype, runner.kv_cache_dtype), runner.device, show)
 
 
 def _load_drafts(

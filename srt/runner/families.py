@@ -64,7 +64,12 @@ def mla_backend(
         schedule = get_schedule()
         chunk_tokens = schedule.max_prefix_chunk_tokens
         may_expand = spec.role == "target" and not schedule.disable_chunked_prefix_cache
+    device = ups[0].weight.device
+    is_gpu = device.type == "cuda"
     settings = MlaSettings(
-        chunk_tokens=chunk_tokens, may_expand=may_expand, deterministic=deterministic
+        chunk_tokens=chunk_tokens,
+        may_expand=may_expand,
+        deterministic=deterministic,
+        processors=torch.cuda.get_device_properties(device).multi_processor_count if is_gpu else 1,
     )
     return build_mla_backend(pair, ups, settings)

@@ -356,6 +356,7 @@ class ModelRunner:
             query_dtype=self.spec.dtype,
             head_dim=self.arch.head_dim,
             latent=self.arch.latent is not None,
+            value_dim=self.arch.value_dim,
             relative=self.arch.relative is not None,
             window=any(window is not None for window in self.arch.windows),
             has_library=self.ops.implementation == "native",

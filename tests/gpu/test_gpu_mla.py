@@ -5,20 +5,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from gpu_engine import EAGER, Built, ask, batch, build, expect_near, expect_same
 
 from kernels.merge_state import select
-from srt.attention.mla import MlaAttention
+from kernels.mla_attention.reference import attend_spans
+from srt.attention.mla import MlaAttention, MlaCore, Spans
 from srt.attention.mla_plan import MlaSettings
 from srt.layers.latent import LatentArch
 from tests.latent_batches import LatentBatch, literal
 
 LITE = LatentArch(rank=512, nope=128, rope=64, value=128, q_rank=None, scale=0.1, interleaved=True)
 SUM = 1e-5
+PROCESSORS = 132
+CORES = ["triton", "flashinfer"]
+Core = Literal["triton", "flashinfer"]
 MODEL = {
     "architectures": ["DeepseekV2ForCausalLM"],
     "vocab_size": 1000,
@@ -61,14 +67,38 @@ def case_of(starts: tuple[int, ...], lengths: tuple[int, ...], decodes: int = 0)
     )
 
 
-def run(case: LatentBatch, settings: MlaSettings) -> tuple[torch.Tensor, MlaAttention]:
+def expanding(name: Core) -> MlaCore:
+    from srt.attention.mla_triton import TritonMla
+
+    if name == "triton":
+        return TritonMla(16)
+    if find_spec("flashinfer") is None:
+        pytest.skip("flashinfer is not installed")
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("FlashInfer's FA3 is Hopper's")
+    from srt.attention.mla_flashinfer import FlashInferMla
+
+    return FlashInferMla()
+
+
+def build_attention(case: LatentBatch, settings: MlaSettings, name: Core) -> MlaAttention:
     from srt.attention.mla_triton import TritonMla
 
     core = TritonMla(16, deterministic=settings.deterministic)
-    attention = MlaAttention(core, core, select("triton"), [case.up], settings)
+    expands = core if name == "triton" else expanding(name)
+    return MlaAttention(core, expands, select("triton"), [case.up], settings)
+
+
+def forward(case: LatentBatch, attention: MlaAttention) -> torch.Tensor:
     attention.plan(case.batch)
-    out = attention.forward(case.q, 0, case.pool, scale=LITE.scale, window=None)
-    return out, attention
+    return attention.forward(case.q, 0, case.pool, scale=LITE.scale, window=None)
+
+
+def run(
+    case: LatentBatch, settings: MlaSettings, name: Core = "triton"
+) -> tuple[torch.Tensor, MlaAttention]:
+    attention = build_attention(case, settings, name)
+    return forward(case, attention), attention
 
 
 @pytest.mark.parametrize(
@@ -90,13 +120,85 @@ def test_absorbed(
     torch.testing.assert_close(out.float(), literal(case), rtol=3e-2, atol=3e-2)
 
 
-@pytest.mark.parametrize(("chunk", "form"), [(1024, "chunked"), (65536, "one-shot")])
-def test_expanded(chunk: int, form: str) -> None:
+@pytest.mark.parametrize(
+    ("queries", "keys", "causal"),
+    [
+        ((70, 300, 129), (500, 300, 4000), True),
+        ((8, 1, 200), (64, 1, 1000), False),
+        ((300, 5), (0, 130), False),  # nothing to see: an lse of -inf
+        ((1000,) * 3, (1000,) * 3, True),
+        ((512, 512), (4096, 4096), False),
+    ],
+)
+@pytest.mark.parametrize("name", CORES)
+def test_spans(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool, name: Core) -> None:
+    """Against the formula: what comes out and the logarithm of the sums, of queries that lie apart."""
+    if name == "triton" and 0 in keys:
+        pytest.skip("a chunk holds no empty prefix")
+    case = case_of((0,), (1,))
+    made = torch.randn(sum(queries), 16 * LITE.query + LITE.width, device="cuda").bfloat16()
+    q = made[:, : 16 * LITE.query].view(-1, 16, LITE.query)
+    latents = torch.randn(sum(keys), LITE.width, device="cuda").bfloat16()
+    core = expanding(name)
+    core.start()
+    spans = Spans(queries, keys, causal)
+    up = case.up
+    turned = latents[:, LITE.rank :]
+    right, right_lse = attend_spans(
+        q, up.project(latents), turned, queries, keys, causal, LITE.scale
+    )
+    for _ in range(2):  # the second without a plan
+        out, lse = core.attend(q, latents, up, spans, LITE.scale)
+        seeing = right_lse > -torch.inf
+        assert torch.equal(lse > -torch.inf, seeing) and lse.shape == right_lse.shape
+        torch.testing.assert_close(out[seeing], right[seeing], rtol=3e-2, atol=3e-2)
+        torch.testing.assert_close(lse, right_lse, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "processors", "form"),
+    [
+        (1024, 1, "chunked"),
+        (1024, PROCESSORS, "chunked"),
+        (65536, 1, "one-shot"),
+        (65536, PROCESSORS, "one-shot"),
+    ],
+)
+@pytest.mark.parametrize("name", CORES)
+def test_expanded(chunk: int, processors: int, form: str, name: Core) -> None:
     prefixes = (0, 1, 1023, 1024, 3077)
     case = case_of((77, *prefixes), (1, *[400] * len(prefixes)), 1)
-    out, attention = run(case, MlaSettings(chunk_tokens=chunk, may_expand=True))
+    settings = MlaSettings(chunk_tokens=chunk, may_expand=True, processors=processors)
+    out, attention = run(case, settings, name)
     assert attention.form == form
     torch.testing.assert_close(out.float(), literal(case), rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_few_queries_see_a_long_prefix_in_parts(name: Core) -> None:
+    case = case_of((16000, 9000), (200, 300))
+    settings = MlaSettings(chunk_tokens=32768, may_expand=True, processors=PROCESSORS)
+    attention = build_attention(case, settings, name)
+    whole, _ = run(case, MlaSettings(chunk_tokens=32768, may_expand=True), name)
+    for _ in range(3):  # wrappers are planned again
+        out = forward(case, attention)
+        assert attention.form == "chunked"
+        torch.testing.assert_close(out.float(), literal(case), rtol=3e-2, atol=3e-2)
+        torch.testing.assert_close(out, whole, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_steps_in_flight_do_not_share_a_plan(name: Core) -> None:
+    """Plans of later steps leave while earlier steps compute."""
+    settings = MlaSettings(chunk_tokens=2048, may_expand=True)
+    cases = [case_of((0, 700 * i), (600 + i, 300)) for i in range(6)]
+    attention = build_attention(cases[0], settings, name)
+    for case in cases:
+        case.up = cases[0].up
+    torch.cuda.synchronize()
+    outs = [forward(case, attention) for case in cases]
+    for case, out in zip(cases, outs, strict=True):
+        torch.testing.assert_close(out.float(), literal(case), rtol=3e-2, atol=3e-2)
 
 
 def test_memory_does_not_grow_with_the_prefix() -> None:

@@ -8,8 +8,16 @@ import pytest
 import torch
 
 from kernels.merge_state import select
+from srt.attention import mla_plan
 from srt.attention.mla import MlaAttention
-from srt.attention.mla_plan import MlaSettings, choose_form, cut_prefixes
+from srt.attention.mla_plan import (
+    Chunk,
+    MlaSettings,
+    choose_form,
+    count_parts,
+    cut_keys,
+    cut_prefixes,
+)
 from srt.attention.mla_sdpa import SdpaMla
 from srt.cache.pools import LatentPool
 from srt.layers.latent import LatentArch, UpProjection
@@ -58,6 +66,37 @@ def test_prefixes_that_are_not_there(prefixes: Sequence[int]) -> None:
     case = LatentBatch(starts=tuple(prefixes), lengths=(NEW,) * len(prefixes))
     out, _ = run(case, settings())
     torch.testing.assert_close(out, literal(case), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "chunk", "parts"),
+    [
+        ((50,), 4096, [1, 6]),  # one-shot otherwise
+        ((50, 33), 4096, [1, 3]),
+        ((50, 0, 33), 4096, [1]),
+        ((50, 20), CAP, [1, 3, 3, 1]),
+    ],
+)
+def test_few_queries_see_their_keys_in_parts(
+    prefixes: tuple[int, ...], chunk: int, parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mla_plan, "LEAST_KEYS", 7)
+    case = LatentBatch(starts=(9, *prefixes), lengths=(1, *[NEW] * len(prefixes)), decodes=1)
+    attention = backend(case, settings(chunk_tokens=chunk, processors=6 * HEADS))
+    attention.plan(case.batch)
+    out = attention.forward(case.q, 0, case.pool, scale=LATENT.scale, window=None)
+    torch.testing.assert_close(out, literal(case), rtol=1e-4, atol=1e-4)
+    assert [gather.parts for gather in attention._gathers] == parts
+
+
+def test_parts_fill_the_device_and_are_worth_their_launches() -> None:
+    assert count_parts([512], [32768], 16, 132) == 2
+    assert count_parts([512], [8191], 16, 132) == 1
+    assert count_parts([128], [32768], 16, 132) == 8
+    assert count_parts([128, 512], [32768, 4096], 16, 132) == 1
+    assert count_parts([8192], [32768], 16, 132) == 1
+    [low, high] = cut_keys(Chunk(2, (5, 0), (9, 4)), 2)
+    assert (low, high) == (Chunk(2, (5, 0), (4, 2)), Chunk(2, (9, 2), (5, 2)))
 
 
 def test_what_is_expanded_at_once_does_not_grow_with_the_prefix() -> None:
@@ -124,3 +163,7 @@ def test_a_projection_taken_apart_is_the_whole() -> None:
     torch.testing.assert_close(k[:, :, : LATENT.nope], whole[:, :, : LATENT.nope])
     torch.testing.assert_close(v, whole[:, :, LATENT.nope :])
     assert torch.equal(k[:, 1, LATENT.nope :], latents[:, LATENT.rank :])
+    at_once = UpProjection(weight, LATENT).expand_at_once(latents)
+    torch.testing.assert_close(at_once[0], k)
+    torch.testing.assert_close(at_once[1], v)
+    assert torch.equal(at_once[0][:, :, LATENT.nope :], k[:, :, LATENT.nope :])

@@ -40,14 +40,43 @@ def gpu_facts_of(folder: Path) -> Facts:
     return facts_on(gpu_facts(), folder)
 
 
-def test_a_gpu_has_triton_for_both_halves_and_flashinfer_by_name(tmp_path: Path) -> None:
-    facts = gpu_facts_of(tmp_path)
-    [spec] = resolve(ServerArgs(load_format="dummy"), facts, entropy=0).runners
+@pytest.mark.parametrize(
+    ("facts", "changes", "prefill", "why"),
+    [
+        (gpu_facts(), {}, "flashinfer", "the fastest here"),
+        (gpu_facts(without=("flashinfer-python",)), {}, "triton", "not installed"),
+        (
+            gpu_facts(machine={"flashinfer_latent_trouble": "no operator"}),
+            {},
+            "triton",
+            "no operator",
+        ),
+        (gpu_facts(card={"capability": 100}), {}, "triton", "on sm_90 only"),
+        (gpu_facts(), {"v_head_dim": 64}, "triton", "heads of 192 and 128 numbers, not 192 and 64"),
+    ],
+)
+def test_flashinfer_expands_where_it_can_and_triton_does_the_rest(
+    facts: Facts, changes: dict[str, Any], prefill: str, why: str, tmp_path: Path
+) -> None:
+    found = resolve(
+        ServerArgs(load_format="dummy"), facts_on(facts, tmp_path, **changes), entropy=0
+    )
+    [spec] = found.runners
     pair = (spec.prefill_attention_backend, spec.decode_attention_backend)
-    assert pair == ("triton", "triton")
+    assert pair == (prefill, "triton")
+    entry = next(e for e in found.trail if e.field == "target.prefill_attention_backend")
+    assert why in entry.reason
+
+
+def test_flashinfer_by_name_is_refused_for_other_heads(tmp_path: Path) -> None:
     args = ServerArgs(load_format="dummy", prefill_attention_backend="flashinfer")
-    [spec] = resolve(args, facts, entropy=0).runners
+    [spec] = resolve(args, gpu_facts_of(tmp_path), entropy=0).runners
     assert spec.prefill_attention_backend == "flashinfer"
+    with pytest.raises(ConfigError, match="192 and 128 numbers.*allowed here: triton, sdpa"):
+        resolve(args, facts_on(gpu_facts(), tmp_path, qk_rope_head_dim=32), entropy=0)
+    both = ServerArgs(load_format="dummy", attention_backend="flashinfer")
+    with pytest.raises(ConfigError, match="flashinfer cannot decode MLA; allowed here: triton"):
+        resolve(both, gpu_facts_of(tmp_path), entropy=0)
 
 
 def test_a_cpu_has_sdpa_and_native_is_refused(tmp_path: Path) -> None:
@@ -92,11 +121,3 @@ def test_trees_of_guesses_are_refused_on_a_gpu(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="eagle-topk 2.*cannot verify.*allowed here: 1"):
         resolve(args, replace(facts, draft=draft), entropy=0)
-
-
-def test_flashinfer_is_refused_for_decodes_before_anything_loads(tmp_path: Path) -> None:
-    args = ServerArgs(load_format="dummy", attention_backend="flashinfer")
-    with pytest.raises(
-        ConfigError, match="flashinfer cannot decode MLA; allowed here: triton, sdpa"
-    ):
-        resolve(args, gpu_facts_of(tmp_path), entropy=0)
