@@ -15,17 +15,15 @@ large model may choose another token where two are about as likely; whether it d
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import orjson
 
 from bench.gpu.child import Job
+from bench.gpu.engines import run_job
 from bench.gpu.figures import compare
 from bench.gpu.folder import read_shape, shape_names, write_folder
 from bench.gpu.sets import FULL, SMALL, Sizes
@@ -43,24 +41,7 @@ def measure(flags: list[str], parts: tuple[str, ...], sizes: Sizes, limit: float
     job = Job(
         flags=flags, cache_folder=cache_folder(), parts=list(parts), sizes=sizes, limit=limit / 2
     )
-    found: Found = {}
-    command = [sys.executable, "-m", "bench.gpu.child"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        timer = threading.Timer(limit, process.kill)
-        timer.start()
-        try:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(msgspec.json.encode(job) + b"\n")
-            process.stdin.close()
-            for line in process.stdout:
-                told = orjson.loads(line)
-                found[told["part"]] = told.get("figures") or {"error": told.get("error")}
-            if process.wait():
-                found["engine"] = {"error": f"its process ended with code {process.returncode}"}
-        finally:
-            timer.cancel()
-            process.kill()
-    return found
+    return dict(run_job(job, limit))
 
 
 def flags_for(model: Path, size: int, device: str, sizes: Sizes, more: list[str]) -> list[str]:

@@ -53,6 +53,21 @@ def read_facts(path: Path, **changes: Any) -> ModelFacts:
     )
 
 
+def published_target(*, load: bool = True) -> ModelRunner:
+    """A runner of the target that was published, on a CPU."""
+    context = get_context()
+    runner = ModelRunner(
+        context.target,
+        context.facts.model,
+        ops=select("torch"),
+        device=torch.device("cpu"),
+        seed=1,
+    )
+    if load:
+        runner.load()
+    return runner
+
+
 def make_spec(facts: ModelFacts, **changes: Any) -> RunnerSpec:
     values: dict[str, Any] = {
         "role": "target",

@@ -13,20 +13,18 @@ one line of JSON.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import orjson
 
 from bench.gpu.child import Job
+from bench.gpu.engines import run_job
 from bench.gpu.figures import compare, gap_figures
 from bench.gpu.folder import read_shape, shape_names, write_folder
 from bench.gpu.served import Served, serve_flags
@@ -133,25 +131,7 @@ class Session:
             sizes=sizes or self.sizes,
             limit=self.options.limit,
         )
-        command = [sys.executable, "-m", "bench.gpu.child"]
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
-            timer = threading.Timer(self._time_left(), process.kill)
-            timer.start()
-            try:
-                assert process.stdin is not None and process.stdout is not None
-                process.stdin.write(msgspec.json.encode(job) + b"\n")
-                process.stdin.close()
-                for line in process.stdout:
-                    told = orjson.loads(line)
-                    failed = {"error": told.get("error")}
-                    yield told["part"], told.get("figures", failed)
-                code = process.wait()
-            finally:
-                timer.cancel()
-                process.kill()
-        if code:
-            yield "engine", {"error": f"its process ended with code {code}"}
+        return run_job(job, self._time_left())
 
     def _check(self, *flags: str) -> dict[str, Any]:
         """The check on an engine of its own."""

@@ -148,15 +148,17 @@ def compile_plan(job: tuple[str, str, Plan, int, int]) -> None:
         stream_rows.warmup(*types, size, tokens, *height, *flags, **options)
         return
     parts = torch.float32 if plan.splits > 1 else None
-    rest = [None, residual, BF16, parts, torch.int32, *[ANY_INT] * 4, size]
+    rest = [None, residual, BF16, parts, torch.int32]
     cuts = [plan.tokens or max(tokens, 16), *height, plan.splits, 1]
     flags = [False, has_gate, True]
     if kind == "int4":
         read: list[torch.dtype | None] = [BF16, torch.uint8]
-        int4_rows.warmup(*read, *read, *rest, GROUP, 64, *cuts, *flags, **options)
+        constants = (size, GROUP, 64, *cuts, *flags)
+        int4_rows.warmup(*read, *read, *rest, ANY_INT, ANY_INT, *constants, **options)
         return
     read = [weight, scale]
-    tile_rows.warmup(*read, *read, *rest, *cuts, True, *flags, **options)
+    constants = (size, *cuts, True, *flags)
+    tile_rows.warmup(*read, *read, *rest, *[ANY_INT] * 4, *constants, **options)
 
 
 class Case:

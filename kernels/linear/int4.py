@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from kernels.launch import Launcher
 from kernels.linear import plans
 from kernels.linear.gate import bind as bind_gate
 from kernels.linear.int4_kernels import expand_rows, int4_rows
-from kernels.linear.launches import SMALLEST_TOKENS
+from kernels.linear.launches import cut_tiles, tile_counters
 from kernels.linear.quantized import Int4Weight, half_unit
 from kernels.rms_norm.triton import bind as bind_norms
 
@@ -35,7 +33,7 @@ class Int4Linear:
         self._num_rows = num_rows
         self._channels = num_rows // 2 if gated else num_rows
         self._plans = plans.Plans(num_rows, self._size, kind="int4", invariant=invariant)
-        self._done = torch.zeros(-(-num_rows // 16), dtype=torch.int32, device=weight.device)
+        self._done = tile_counters(num_rows, weight.device)
         self._launch, self._expand = Launcher(int4_rows), Launcher(expand_rows)
         self._rms_norm, self._silu_mul = bind_norms().rms_norm, bind_gate()
         self.bytes = weight.bytes + (0 if bias is None else bias.nbytes)
@@ -68,24 +66,17 @@ class Int4Linear:
         out = residual
         if out is None:
             out = x.new_empty((tokens, self._channels), dtype=self._out_dtype)
-        tile = plan.tokens or max(plans.token_tile(tokens), SMALLEST_TOKENS)
-        grid = (-(-tokens // tile), -(-self._num_rows // plan.rows), plan.splits)
-        parts = None
-        if plan.splits > 1:
-            parts = x.new_empty((math.prod(grid), plan.rows, tile), dtype=torch.float32)
-        half = half_unit(weight.group)
-        shape = (self._size, weight.group, half, tile, plan.rows, plan.stages)
+        cut, half = cut_tiles(plan, self._num_rows, x), half_unit(weight.group)
+        tensors = (
+            *(x, weight.values, weight.scales, weight.zeros, self._bias),
+            *(residual, out, cut.parts, self._done),
+        )
+        shape = (self._size, weight.group, half, cut.tokens, plan.rows, plan.stages)
         self._launch(
-            grid,
-            (
-                *(x, weight.values, weight.scales, weight.zeros, self._bias),
-                *(residual, out, parts, self._done),
-            ),
-            (tokens, self._num_rows, 0, 0),
-            (
-                *(*shape, plan.splits, plan.pieces, not x.is_cuda),
-                self._gated,
-            ),
+            cut.grid,
+            tensors,
+            (tokens, self._num_rows),
+            (*shape, plan.splits, plan.pieces, not x.is_cuda, self._gated),
             num_warps=plan.warps,
         )
         return out

@@ -8,7 +8,6 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.linear.epilogue import add_parts, finish_tile, leave_part
-from kernels.linear.prefetch import prefetch_rows
 
 
 @triton.jit
@@ -21,7 +20,7 @@ def steps_above(nibbles, zero, dtype: tl.constexpr, EXACT: tl.constexpr):
     return (nibbles.to(tl.float32) - zero.to(tl.float32)[:, None]).to(dtype)
 
 
-@triton.jit(do_not_specialize=["M", "prefetch", "wave"])
+@triton.jit(do_not_specialize=["M"])
 def int4_rows(
     x_ptr,
     values_ptr,
@@ -34,8 +33,6 @@ def int4_rows(
     done_ptr,
     M,
     N,
-    prefetch,  # bytes of each row to ask for before the wait, and
-    wave,  # how many tiles do so: about those that start at once
     K: tl.constexpr,
     GROUP: tl.constexpr,
     HALF: tl.constexpr,
@@ -64,9 +61,6 @@ def int4_rows(
     within = tl.arange(0, HALF)
     if PDL:
         gdc_launch_dependents()
-        if tile < wave:
-            begin = split * PIECES * steps * HALF
-            prefetch_rows(values_ptr, first, N, K // 2, begin, prefetch, ROWS)
         gdc_wait()
     values_at = values_ptr + rows.to(tl.int64)[:, None] * (K // 2) + within[None, :]
     x_at = x_ptr + tokens.to(tl.int64)[None, :] * K + within[:, None]

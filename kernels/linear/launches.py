@@ -1,9 +1,10 @@
-"""The two kernels that read a stored weight, launched by a plan."""
+"""The two kernels that read a stored weight, launched by a plan; and how a plan cuts a product."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -43,12 +44,37 @@ class Stored:
         return sum(tensor.nbytes for tensor in held if tensor is not None)
 
 
+def tile_counters(num_rows: int, device: torch.device) -> torch.Tensor:
+    """Zeros, one for each tile of the lowest: how many of its pieces are done, zero again behind a
+    launch."""
+    return torch.zeros(-(-num_rows // SMALLEST_ROWS), dtype=torch.int32, device=device)
+
+
+class Cut(NamedTuple):
+    """How a plan divides a product. `tokens` of a tile; `parts` [tiles, splits, rows, tokens] float32:
+    room for sums that several programs share, None where each has a tile of its own."""
+
+    tokens: int
+    grid: tuple[int, int, int]
+    parts: torch.Tensor | None
+
+
+def cut_tiles(plan: plans.TilePlan, num_rows: int, x: torch.Tensor) -> Cut:
+    """x: [M, K], which a weight of [num_rows, K] is multiplied with."""
+    tokens = plan.tokens or max(plans.token_tile(x.shape[0]), SMALLEST_TOKENS)
+    grid = (-(-x.shape[0] // tokens), -(-num_rows // plan.rows), plan.splits)
+    parts = None
+    if plan.splits > 1:
+        parts = x.new_empty((math.prod(grid), plan.rows, tokens), dtype=torch.float32)
+    return Cut(tokens, grid, parts)
+
+
 class Kernels:
     """Both kernels, compiled as they are asked for. One call at a time: they count done pieces."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         self._stream, self._tile = Launcher(stream_rows), Launcher(tile_rows)
-        self._done = torch.zeros(-(-num_rows // SMALLEST_ROWS), dtype=torch.int32, device=device)
+        self._done = tile_counters(num_rows, device)
 
     def run(
         self, stored: Stored, x: torch.Tensor, out: torch.Tensor, extras: Extras, plan: plans.Plan
@@ -90,20 +116,16 @@ class Kernels:
         plan: plans.TilePlan,
     ) -> None:
         num_rows, size = stored.weight.shape
-        tokens = plan.tokens or max(plans.token_tile(x.shape[0]), SMALLEST_TOKENS)
-        grid = (-(-x.shape[0] // tokens), -(-num_rows // plan.rows), plan.splits)
-        parts = None
-        if plan.splits > 1:
-            parts = x.new_empty((math.prod(grid), plan.rows, tokens), dtype=torch.float32)
+        cut = cut_tiles(plan, num_rows, x)
         is_even = num_rows % plan.rows == 0 and size % (plan.splits * plan.pieces * plan.block) == 0
         wave = plan.wave if is_even and plan.prefetch else 0
-        shape = (tokens, plan.rows, plan.block, plan.stages, plan.splits, plan.pieces)
+        shape = (cut.tokens, plan.rows, plan.block, plan.stages, plan.splits, plan.pieces)
         tensors = (
             *(x, extras.x_scale, stored.weight, stored.scale, stored.bias),
-            *(extras.residual, out, parts, self._done),
+            *(extras.residual, out, cut.parts, self._done),
         )
         self._tile(
-            grid,
+            cut.grid,
             tensors,
             (x.shape[0], num_rows, min(plan.prefetch, size // plan.splits), wave),
             (size, *shape, is_even, not x.is_cuda, extras.gated),

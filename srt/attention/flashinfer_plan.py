@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from srt.attention.send import pin, send
+from kernels.transfer import pin, send
 from srt.protocols.attention import AttentionBatch
 
 KeysForm = Literal["paged", "ragged"]  # in the planes' pages, or side by side

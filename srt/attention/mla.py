@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from kernels.merge_state import MergeState
+from kernels.transfer import send
 from srt.attention.mla_plan import (
     Chunk,
     Form,
@@ -31,7 +32,6 @@ from srt.attention.mla_plan import (
     cut_keys,
     cut_prefixes,
 )
-from srt.attention.send import send
 from srt.layers.latent import UpProjection
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from kernels.transfer import pin
 from srt.attention.flashinfer_operator import kernel_of
 from srt.attention.flashinfer_plan import Planned, Shape, running
 from srt.attention.mla import Spans
-from srt.attention.send import pin
 from srt.layers.latent import UpProjection
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool

@@ -19,8 +19,8 @@ from kernels.mla_attention.triton import (
 )
 from kernels.mla_attention.triton_few import MOST_TOKENS, FewTokens
 from kernels.mla_attention.triton_spans import SpanAttention, cut_spans
+from kernels.transfer import send
 from srt.attention.mla import Spans
-from srt.attention.send import send
 from srt.layers.latent import UpProjection
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool

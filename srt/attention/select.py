@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from kernels.paged_attention import PagedAttention
-from srt.attention.capability import PREFERENCE, TABLE, Half, Need, is_ready, lacks
 from srt.attention.hybrid import HybridAttention
 from srt.attention.native import NativeAttention
 from srt.attention.sdpa import SdpaAttention
+from srt.config.capability import PREFERENCE, TABLE, Half, Need, is_ready, lacks
 from srt.errors import ConfigError
 from srt.protocols.attention import AttentionBackend
 

@@ -22,7 +22,7 @@ from kernels.paged_attention.triton import (
     fixed_shape,
     tall_shape,
 )
-from srt.attention.send import pin, send
+from kernels.transfer import pin, send
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
 

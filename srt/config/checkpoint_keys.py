@@ -10,7 +10,7 @@ from typing import Any
 from srt.config.algorithms import DRAFT_ARCHITECTURES
 from srt.errors import ConfigError
 
-ARCHITECTURES = (
+MODEL_ARCHITECTURES = (
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
@@ -21,8 +21,8 @@ ARCHITECTURES = (
     "MixtralForCausalLM",
     "Qwen3MoeForCausalLM",
     "InklingForCausalLM",
-    "Script",
 )
+ARCHITECTURES = (*MODEL_ARCHITECTURES, "Script")
 
 
 def check_architecture(path: Path, key: str, found: object) -> None:

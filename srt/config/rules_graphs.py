@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from srt.config.args import ServerArgs
+from srt.config.capability import can_record
 from srt.config.decisions import Decisions
 from srt.config.facts import GpuFacts
 from srt.errors import ConfigError
 
-NOT_CAPTURED = ("sdpa",)  # its plans are host lists, made anew for each step
 SMALL = (1, 2, 4, 8)
 STEPS = ((64, 8), (128, 16), (512, 32))  # (up to, every)
 
@@ -27,7 +27,7 @@ def decide_graphs(
     lack = None
     if gpu is None:
         lack = "a CPU runs eagerly"
-    elif decode in NOT_CAPTURED:
+    elif not can_record(decode):
         lack = f"decode attention {decode} cannot be captured"
     if asked is None:
         if lack is not None:

@@ -9,12 +9,13 @@ from types import MappingProxyType
 
 from srt.config.algorithms import ALGORITHMS, LAYERS_KEY, Algorithm
 from srt.config.args import ServerArgs
+from srt.config.capability import Half, Need
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts, ModelFacts
 from srt.config.footprint import ITEM_BYTES, weight_bytes
 from srt.config.inkling import why_no_guesses
 from srt.config.latent import is_latent, kv_items
-from srt.config.rules_attention import Place, check_wish, lacks, place_of, propose
+from srt.config.rules_attention import check_wish, lack_of, place_of, propose
 from srt.config.rules_block import decide_block
 from srt.config.rules_model import ModelPlan, check_kv_dtype
 from srt.config.rules_quantization import check_quantization
@@ -221,12 +222,14 @@ def _plan_draft(
         kv_cache_dtype=kv_name,
     )
     own = args.speculative_draft_attention_backend
+    halves: tuple[Half, ...] = ("prefill", "decode")
     if own is not None:
-        check_wish(own, "--speculative-draft-attention-backend", place)
+        for half in halves:
+            check_wish(own, "--speculative-draft-attention-backend", place, half)
     wishes = (args.prefill_attention_backend, args.decode_attention_backend)
     inherited = [
         _inherit(backend, half, place, bool(wish or args.attention_backend))
-        for backend, half, wish in zip(backends, ("prefill", "decode"), wishes, strict=True)
+        for backend, half, wish in zip(backends, halves, wishes, strict=True)
     ]
     prefill, decode = (_choose(own, words["attention_backend"], each) for each in inherited)
     return DraftPlan(
@@ -258,11 +261,11 @@ def _check_shards(draft: ModelFacts, algorithm: str, is_model: bool) -> None:
         )
 
 
-def _inherit(backend: str, half: str, place: Place, is_asked: bool) -> Reasoned:
+def _inherit(backend: str, half: Half, place: Need, is_asked: bool) -> Reasoned:
     """The target's backend for this half, or what suits the draft better: nobody asked for the target's,
     or the draft cannot have it."""
-    lack = lacks(backend, place)
-    if lack is None and (is_asked or place.gpu is None):
+    lack = lack_of(backend, place, half)
+    if lack is None and (is_asked or place.device == "cpu"):
         return backend, "rule", f"what the target has for {half}"
     name, why = propose(half, place)
     return name, "rule", f"what the target has for {half}" if name == backend else lack or why

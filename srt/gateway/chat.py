@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from srt.gateway.checks import Bounds, refuse
-from srt.gateway.choice import Choice, count_usage, report
+from srt.gateway.choice import Choice
+from srt.gateway.envelope import Envelope
 from srt.gateway.logprobs import chat_logprobs
 from srt.gateway.parse import (
     Call,
@@ -61,69 +62,30 @@ def read_call(
 
 class ChatShape:
     def __init__(self, call: Call, created: int, fingerprint: str) -> None:
-        self._call = call
-        self._head: dict[str, Any] = {
-            "id": f"chatcmpl-{call.request_id}",
-            "object": "chat.completion.chunk" if call.stream else "chat.completion",
-            "created": created,
-            "model": call.model,
-            "system_fingerprint": fingerprint,
-        }
-        if call.service_tier:
-            self._head["service_tier"] = call.service_tier
+        self._with_logprobs = call.logprobs is not None
+        kind = "chat.completion.chunk" if call.stream else "chat.completion"
+        self._envelope = Envelope(call, created, fingerprint, prefix="chatcmpl", kind=kind)
 
     def opening(self, choice: Choice) -> Iterator[dict[str, Any]]:
-        yield self._chunk(choice, {"role": "assistant", "content": ""})
+        yield self._envelope.chunk(choice, {"delta": {"role": "assistant", "content": ""}})
 
     def pieces(self, choice: Choice, item: Output) -> Iterator[dict[str, Any]]:
         if item.text or item.logprobs:
             logprobs = chat_logprobs(item.logprobs) if item.logprobs else None
-            yield self._chunk(choice, {"content": item.text}, logprobs)
+            yield self._envelope.chunk(choice, {"delta": {"content": item.text}}, logprobs)
         if item.finish is not None:
-            chunk = self._chunk(choice, {}, None, choice.reason)
-            chunk.update(report([choice], self._call.reports))
-            yield chunk
+            yield self._envelope.last_chunk(choice, {"delta": {}})
 
     def closing(self, choices: list[Choice]) -> Iterator[dict[str, Any]]:
-        if self._call.include_usage:
-            usage = count_usage(choices, self._call.n)
-            yield {**self._head, "choices": [], "usage": usage}
+        return self._envelope.closing(choices)
 
     def whole(self, choices: list[Choice]) -> dict[str, Any]:
-        with_logprobs = self._call.logprobs is not None
-        return {
-            **self._head,
-            "choices": [
-                {
-                    "index": choice.index,
-                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                    "logprobs": chat_logprobs(choice.logprobs) if with_logprobs else None,
-                    "finish_reason": choice.reason,
-                }
-                for choice in choices
-            ],
-            "usage": count_usage(choices, self._call.n),
-            **report(choices, self._call.reports),
-        }
+        return self._envelope.whole([self._whole(choice) for choice in choices], choices, choices)
 
-    def _chunk(
-        self,
-        choice: Choice,
-        delta: dict[str, Any],
-        logprobs: dict[str, Any] | None = None,
-        reason: str | None = None,
-    ) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            **self._head,
-            "choices": [
-                {
-                    "index": choice.index,
-                    "delta": delta,
-                    "logprobs": logprobs,
-                    "finish_reason": reason,
-                }
-            ],
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        return {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": chat_logprobs(choice.logprobs) if self._with_logprobs else None,
+            "finish_reason": choice.reason,
         }
-        if self._call.include_usage:
-            body["usage"] = count_usage([choice], 1) if self._call.continuous_usage else None
-        return body

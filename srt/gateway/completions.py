@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from srt.gateway.checks import Bounds, as_text, as_token_ids, refuse, show
-from srt.gateway.choice import Choice, count_usage, keep_best, report
+from srt.gateway.choice import Choice, keep_best
+from srt.gateway.envelope import Envelope
 from srt.gateway.logprobs import TextLogprobs
 from srt.gateway.parse import Call, Parsed, read_sampling, read_service, read_stream_options
 from srt.wire.messages import Generate, Output
@@ -102,15 +103,7 @@ class CompletionShape:
     def __init__(self, call: Call, created: int, fingerprint: str) -> None:
         self._call = call
         self._tables: dict[int, TextLogprobs] = {}
-        self._head: dict[str, Any] = {
-            "id": f"cmpl-{call.request_id}",
-            "object": "text_completion",
-            "created": created,
-            "model": call.model,
-            "system_fingerprint": fingerprint,
-        }
-        if call.service_tier:
-            self._head["service_tier"] = call.service_tier
+        self._envelope = Envelope(call, created, fingerprint, prefix="cmpl", kind="text_completion")
 
     def opening(self, choice: Choice) -> Iterator[dict[str, Any]]:
         return iter(())
@@ -120,34 +113,26 @@ class CompletionShape:
         if self._call.echo and has_news and not choice.has_echoed:
             # Not sooner: the prompt's logprobs come with its prefill.
             choice.has_echoed = True
-            yield self._chunk(choice, choice.prompt.text, self._prompt_logprobs(choice))
+            logprobs = self._prompt_logprobs(choice)
+            yield self._envelope.chunk(choice, {"text": choice.prompt.text}, logprobs)
         if item.logprobs:
             table = self._table(choice)
             for entry in item.logprobs:
                 table.add(entry)
-            yield self._chunk(choice, item.text, table.take())
+            yield self._envelope.chunk(choice, {"text": item.text}, table.take())
         elif item.text:
-            yield self._chunk(choice, item.text)
+            yield self._envelope.chunk(choice, {"text": item.text})
         if item.finish is not None:
-            chunk = self._chunk(choice, "", None, choice.reason)
-            chunk.update(report([choice], self._call.reports))
-            yield chunk
+            yield self._envelope.last_chunk(choice, {"text": ""})
 
     def closing(self, choices: list[Choice]) -> Iterator[dict[str, Any]]:
-        if self._call.include_usage:
-            usage = count_usage(choices, self._call.n)
-            yield {**self._head, "choices": [], "usage": usage}
+        return self._envelope.closing(choices)
 
     def whole(self, choices: list[Choice]) -> dict[str, Any]:
         kept, call = choices, self._call
         if call.num_kept is not None and call.num_kept < call.n:
             kept = keep_best(choices, call.n, call.num_kept)
-        return {
-            **self._head,
-            "choices": [self._whole(choice) for choice in kept],
-            "usage": count_usage(choices, call.n),
-            **report(kept, call.reports),
-        }
+        return self._envelope.whole([self._whole(choice) for choice in kept], kept, choices)
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         echoed = choice.prompt.text if self._call.echo else ""
@@ -182,25 +167,3 @@ class CompletionShape:
         table = self._table(choice)
         self._add_prompt(choice, table)
         return table.take()
-
-    def _chunk(
-        self,
-        choice: Choice,
-        text: str,
-        logprobs: dict[str, Any] | None = None,
-        reason: str | None = None,
-    ) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            **self._head,
-            "choices": [
-                {
-                    "index": choice.index,
-                    "text": text,
-                    "logprobs": logprobs,
-                    "finish_reason": reason,
-                }
-            ],
-        }
-        if self._call.include_usage:
-            body["usage"] = count_usage([choice], 1) if self._call.continuous_usage else None
-        return body

@@ -161,22 +161,15 @@ class RowParallel:
         return self._add(self._share(x))
 
 
-class AddingRowParallel:
+class AddingRowParallel(RowParallel):
     """A `kernels.linear.AddingLinear`: rank 0's share takes in what is added to the sum."""
 
-    __slots__ = ("_share", "_is_first", "_add")
+    __slots__ = ("_is_first",)
+    _share: AddingLinear
 
     def __init__(self, share: AddingLinear, group: Group) -> None:
-        self._share = share
+        super().__init__(share, group)
         self._is_first = group.rank == 0
-        self._add = group.add
-
-    @property
-    def bytes(self) -> int:
-        return self._share.bytes
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._add(self._share(x))
 
     def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return self._add(self._share.added(x, residual) if self._is_first else self._share(x))

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
+from srt.config.checkpoint_keys import MODEL_ARCHITECTURES
 from srt.errors import ConfigError
 from srt.models.blocks import Family
-
-ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "MiMoForCausalLM",
-    "DeepseekV2ForCausalLM",
-    "DeepseekV3ForCausalLM",
-    "MixtralForCausalLM",
-    "Qwen3MoeForCausalLM",
-    "InklingForCausalLM",
-)
 
 
 def model_family(architecture: str) -> Family:
@@ -51,5 +39,5 @@ def model_family(architecture: str) -> Family:
 
             return Inkling()
     raise ConfigError(
-        f"architecture {architecture!r} is not implemented; known: {', '.join(ARCHITECTURES)}"
+        f"architecture {architecture!r} is not implemented; known: {', '.join(MODEL_ARCHITECTURES)}"
     )

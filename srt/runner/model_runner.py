@@ -17,9 +17,9 @@ import kernels.step_inputs
 from kernels.linear import Linear
 from kernels.moe import Experts
 from kernels.ops import Ops
-from srt.attention.capability import Need
 from srt.attention.relative import RelativeAttention
 from srt.attention.select import BackendPair, build_backend, select_backend
+from srt.config.capability import Need
 from srt.config.context import get_exec
 from srt.config.facts import ModelFacts
 from srt.config.runner_spec import RunnerSpec
@@ -32,11 +32,11 @@ from srt.loading.safetensors_files import tensor_names
 from srt.loading.shards import as_stored, whole_rows
 from srt.models.arch import arch_for
 from srt.models.blocks import CausalModel, Taps
-from srt.models.decoder import DenseDecoder
 from srt.models.draft import DraftFamily, DraftSource, Lent
 from srt.models.mla import LatentDecoder
 from srt.models.mtp import foreign_tensors
 from srt.models.registry import model_family
+from srt.models.stack import StackDecoder
 from srt.parallel.group import ALONE, Group
 from srt.protocols.attention import Attention, AttentionBackend, AttentionBatch
 from srt.protocols.forward_batch import ForwardBatch, Slice, TableWrite
@@ -178,7 +178,7 @@ class ModelRunner:
     def lend(self) -> Lent:
         """What a draft network borrows of this runner's model, after `load`."""
         model = self._model
-        assert isinstance(model, DenseDecoder | LatentDecoder), "drafts do not lend"
+        assert isinstance(model, StackDecoder), "drafts do not lend"
         return Lent(
             num_layers=self.arch.num_layers,
             hidden_size=self.arch.hidden_size,
@@ -190,7 +190,7 @@ class ModelRunner:
     def _head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The packed head cannot be cut; a tied one is the embedding, another is read once more."""
         model = self._model
-        assert isinstance(model, DenseDecoder | LatentDecoder)
+        assert isinstance(model, StackDecoder)
         if self.arch.tied:
             return model.embedding[token_ids]
         config = self.build_load_config(self._draft_load_format())

@@ -12,6 +12,7 @@ import torch
 
 from kernels import penalties, sample, token_mask
 from kernels.sample.table import COLUMNS, GENERATED, Drawn, table_row
+from kernels.transfer import fetch, send_list
 from srt.protocols.forward_batch import RowSetup
 from srt.sampling.launched import Launched, Measured
 from srt.sampling.logprobs import Wanted, WantedProcessed, measure, token_logprobs
@@ -19,7 +20,6 @@ from srt.sampling.masks import forbid_unmasked
 from srt.sampling.penalties import PenaltyTables
 from srt.sampling.plan import Plan, Planner, RowState
 from srt.sampling.sampler import Sampled, is_penalised
-from srt.sampling.transfer import fetch, send
 from srt.wire.params import TokenLogprobs
 
 
@@ -59,7 +59,7 @@ class DeviceSampler:
         lines: list[int] = []
         for setup in setups:
             lines += [setup.row, *self._open(setup)]
-        news = send(lines, torch.int64, self._device).view(len(setups), 1 + COLUMNS)
+        news = send_list(lines, torch.int64, self._device).view(len(setups), 1 + COLUMNS)
         self._table.index_copy_(0, news[:, 0], news[:, 1:])
         self._plan = None
 
@@ -129,7 +129,7 @@ class DeviceSampler:
         self, logits: torch.Tensor, rows: list[int], masks: list[bytes | None] | None = None
     ) -> Sampled:
         """`launch`, and waits. What `accept` calls."""
-        launched = self.launch(logits, rows, send(rows, torch.int32, self._device), masks)
+        launched = self.launch(logits, rows, send_list(rows, torch.int32, self._device), masks)
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         found = launched.finish()

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from kernels.token_mask import Forbid
-from srt.sampling.transfer import send, send_tensor
+from kernels.transfer import send, send_list
 
 
 def forbid_unmasked(logits: torch.Tensor, masks: list[bytes | None], forbid: Forbid) -> None:
@@ -19,4 +19,4 @@ def forbid_unmasked(logits: torch.Tensor, masks: list[bytes | None], forbid: For
     joined = bytearray(b"".join(mask for mask in masks if mask is not None))
     packed = torch.from_numpy(np.frombuffer(joined, dtype=np.uint8)).view(len(places), -1)
     device = logits.device
-    forbid(logits, send(places, torch.int64, device), send_tensor(packed, device))
+    forbid(logits, send_list(places, torch.int64, device), send(packed, device))

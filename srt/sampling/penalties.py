@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.penalties import PROMPT, Penalties
-from srt.sampling.transfer import send
+from kernels.transfer import send_list
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class PenaltyTables:
         self._set_length(slot, end - num)
 
     def _send(self, ids: list[int]) -> torch.Tensor:
-        return send(ids, torch.int64, self._history.device)
+        return send_list(ids, torch.int64, self._history.device)
 
     def _count(self, slot: int, ids: torch.Tensor, times: int = 1) -> None:
         self._seen[slot].index_add_(0, ids, torch.full_like(ids, times, dtype=torch.int32))

@@ -8,9 +8,9 @@ import torch
 
 from kernels.sample.noise import seed_keys
 from kernels.sample.truncate import Truncation
+from kernels.transfer import send_list
 from srt.sampling.logprobs import Wanted, WantedProcessed
 from srt.sampling.penalties import PenaltyBatch, PenaltyTables
-from srt.sampling.transfer import send
 from srt.wire.params import LogprobsMode, SamplingParams
 
 BAN = -100.0  # a bias of this or less forbids the token; any other is added as it is
@@ -96,10 +96,10 @@ class Planner:
         )
 
     def _ints(self, values: list[int]) -> torch.Tensor:
-        return send(values, torch.int64, self._device)
+        return send_list(values, torch.int64, self._device)
 
     def _column(self, values: list[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return send(values, dtype, self._device)[:, None]
+        return send_list(values, dtype, self._device)[:, None]
 
     def _biases(self, states: list[RowState]) -> Biases | None:
         where: list[int] = []

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
+from kernels.transfer import fetch
 from srt.protocols.forward_batch import ForwardBatch, Slice, SliceResult, StepResult
 from srt.protocols.worker import WorkerFacts
 from srt.runner.device_worker import DeviceTicket, DeviceWorker, collect
@@ -23,7 +24,6 @@ from srt.runner.scores import Scores, score_slices
 from srt.runner.staging import Staging
 from srt.runner.timeline import Mark, Timeline
 from srt.sampling.launched import Launched
-from srt.sampling.transfer import fetch
 from srt.spec.chain_graphs import ChainGraphs
 from srt.spec.device_chain import DeviceChain
 

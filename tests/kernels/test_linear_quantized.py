@@ -15,32 +15,13 @@ from kernels.linear.quantized import (
 )
 from kernels.rms_norm import rms_norm
 from kernels.silu_mul import silu_mul
-
-BF16 = torch.bfloat16
+from tests.linear_cases import BF16, close, exactly, inputs
 
 
 @pytest.fixture
 def device(device_for, library_for) -> str:
     library_for("triton")
     return device_for("triton")
-
-
-def inputs(tokens, channels, size, device, dtype=BF16):
-    torch.manual_seed(tokens + channels + size)
-    x = torch.randn(tokens, size, device=device).to(dtype)
-    weight = torch.randn(channels, size, device=device).mul_(size**-0.5).to(dtype)
-    return x, weight, torch.randn(channels, device=device).to(dtype)
-
-
-def exactly(x, weight, bias=None):
-    bias = None if bias is None else bias.float()
-    return pack_linear(weight.float(), bias, implementation="reference")(x.float())
-
-
-def close(found, exact, limit=1.5e-2):
-    """Within what rounding to bfloat16 costs; the interpreter cuts off instead."""
-    assert found.shape == exact.shape
-    assert (found.float() - exact).norm() <= limit * exact.norm()
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 70])

@@ -82,7 +82,7 @@ def test_fused_equals_separate(layers: tuple[int, ...], keeps: bool) -> None:
     for implementation in ("triton", "torch"):
         decoder = DenseDecoder(arch, load(arch, implementation), ops, cos_sin)
         assert decoder.stack.is_fused == (implementation == "triton")
-        assert decoder.stack._pays(TOKENS) == (implementation == "triton")
+        assert decoder.stack.pays(TOKENS) == (implementation == "triton")
         taps = Taps(layers=layers) if layers else None
         hidden = run(decoder, arch, keep, taps)
         found.append((hidden, [] if taps is None else taps.taken))

@@ -13,13 +13,13 @@ import torch
 
 from kernels.ops import select
 from srt.attention import sdpa
-from srt.attention.capability import FP8, TABLE, Half, Need, can_record
 from srt.attention.flashinfer_plan import list_pages, list_slots
 from srt.attention.hybrid import HybridAttention
 from srt.attention.native import NativeAttention
 from srt.attention.sdpa import SdpaAttention
 from srt.attention.select import BackendPair, build_backend, select_backend
 from srt.cache.pools import PagedKVPool
+from srt.config.capability import FP8, TABLE, Half, Need, can_record
 from srt.errors import ConfigError
 from srt.protocols.attention import AttentionBackend, AttentionBatch
 from tests.triton_loops import mend_loop_bounds
@@ -336,16 +336,16 @@ def test_an_open_wish_takes_the_best_that_can(need: Need, prefill: str, decode: 
         ),
         ("flashinfer", replace(GPU, window=True), "has no sliding window"),
         ("flashinfer", replace(GPU, tree=True), "cannot verify a tree of guesses"),
-        ("flashinfer", replace(GPU, head_dim=96), "head_dim 96 is not one of"),
-        ("flashinfer", replace(GPU, deterministic=True), "the same bits"),
-        ("triton", replace(GPU, head_dim=512), "head_dim 512 is larger than 256"),
+        ("flashinfer", replace(GPU, head_dim=96), "takes heads of 64, 128, 256, not 96"),
+        ("flashinfer", replace(GPU, deterministic=True), "--deterministic forbids"),
+        ("triton", replace(GPU, head_dim=512), "takes heads of up to 256, not 512"),
         ("triton", replace(GPU, capability=75), "compute capability 8.0, this one has 7.5"),
         (
             "triton",
             replace(GPU, dtype=FP8, query_dtype="bfloat16", capability=80),
             "compute capability 8.9, this one has 8.0",
         ),
-        ("triton", replace(GPU, device="cpu"), "runs on cuda, not cpu"),
+        ("triton", replace(GPU, device="cpu"), "runs on GPUs, and this model runs on the CPU"),
         ("sdpa", replace(GPU, cap=True), "cannot cap scores"),
     ],
 )

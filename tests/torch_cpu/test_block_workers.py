@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from kernels.ops import select
 from srt.config.args import ServerArgs
@@ -30,6 +29,7 @@ from srt.spec.dflash import DflashDrafter
 from srt.spec.dspark import DsparkDrafter
 from srt.spec.worker import SpeculativeWorker
 from srt.wire.params import SamplingParams
+from tests.tiny_models import published_target
 
 CONFIG: dict[str, Any] = {"intermediate_size": 96, "rms_norm_eps": 1e-5}
 HEADS = {"markov_rank": 8, "markov_head_type": "gated", "enable_confidence_head": True}
@@ -148,19 +148,11 @@ def test_a_network_refuses_another_target(
 ) -> None:
     """The second line of defence: the network knows what it is lent."""
     publish_two(algorithm)
-    context = get_context()
-    target = ModelRunner(
-        context.target,
-        context.facts.model,
-        ops=select("torch"),
-        device=torch.device("cpu"),
-        seed=1,
-    )
-    target.load()
+    target = published_target()
     lent = replace(target.lend(), num_layers=num_layers, hidden_size=hidden_size)
     target.lend = lambda: lent  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match=words):
-        build_draft_tp_worker(context.args, target, ops=select("torch"))
+        build_draft_tp_worker(get_context().args, target, ops=select("torch"))
 
 
 def test_what_the_checkpoint_stores_of_its_own_is_used() -> None:

@@ -27,7 +27,7 @@ from srt.spec.multi_layer import MultiLayerDrafter
 from srt.spec.worker import SpeculativeWorker
 from srt.wire.params import SamplingParams
 from tests.layered_models import NUM_LAYERS, config_of, save_noisy
-from tests.tiny_models import read_facts
+from tests.tiny_models import published_target, read_facts
 
 
 @pytest.fixture(autouse=True)
@@ -67,19 +67,6 @@ def dummy(**fields: Any) -> None:
     publish_layers(layered(), load_format="dummy", **fields)
 
 
-def target_runner() -> ModelRunner:
-    context = get_context()
-    made = ModelRunner(
-        context.target,
-        context.facts.model,
-        ops=select("torch"),
-        device=torch.device("cpu"),
-        seed=1,
-    )
-    made.load()
-    return made
-
-
 def runners_of(worker: Any) -> list[ModelRunner]:
     assert isinstance(worker, SpeculativeWorker)
     assert isinstance(worker.drafter, LookupFirst)
@@ -112,7 +99,7 @@ def test_every_layer_is_built_from_the_same_object(
 
 def test_bags_are_equal_before_and_after_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     dummy()
-    target = target_runner()
+    target = published_target()
     monkeypatch.setattr(
         type(get_context()), "publish", lambda *_, **__: pytest.fail("a draft published")
     )
@@ -139,7 +126,7 @@ def test_what_the_algorithm_passes_beats_the_flag_in_every_layer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dummy(speculative_draft_attention_backend="sdpa")
-    target = target_runner()
+    target = published_target()
     wishes: list[str] = []
     original = model_runner.select_backend
 
@@ -162,7 +149,7 @@ def test_what_the_algorithm_passes_beats_the_flag_in_every_layer(
 
 def test_stamp_before_build_in_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     dummy()
-    target = target_runner()
+    target = published_target()
     seen: list[Any] = []
     monkeypatch.setattr(
         model_runner, "build_backend", lambda pair, *_, **options: seen.append(pair)
@@ -182,7 +169,7 @@ def test_context_load_format_and_types_are_each_layers_own(tmp_path: Path) -> No
         speculative_draft_load_format="dummy",
         speculative_draft_kv_cache_dtype="bfloat16",
     )
-    target = target_runner()
+    target = published_target()
     seen: list[str] = []
 
     def load(runner: ModelRunner) -> None:
@@ -201,7 +188,7 @@ def test_context_load_format_and_types_are_each_layers_own(tmp_path: Path) -> No
 
 def test_the_scope_of_a_layer_ends_when_it_cannot_be_loaded(tmp_path: Path) -> None:
     publish_layers(layered(tmp_path), speculative_draft_load_format="dummy")
-    target = target_runner()
+    target = published_target()
 
     def broken(_: ModelRunner) -> None:
         raise OSError("the disk is gone")

@@ -127,5 +127,5 @@ def test_norms_and_sums_inside_the_linears() -> None:
     """All kernels are those of a GPU."""
     expected = answers(make_worker("sdpa", (), ()))
     worker = make_worker("triton", (1, 4), (), select("triton"))
-    assert worker.runner._model.is_fused
+    assert worker.runner._model.stack.is_fused
     assert answers(worker) == expected

@@ -24,7 +24,7 @@ from srt.runner.model_runner import ModelRunner
 from srt.spec.build import ALGORITHMS, speculate
 from srt.spec.standalone import StandaloneDrafter
 from srt.spec.worker import SpeculativeWorker
-from tests.tiny_models import make_spec
+from tests.tiny_models import make_spec, published_target
 
 CONFIG = {"intermediate_size": 96, "rms_norm_eps": 1e-5}
 
@@ -61,19 +61,6 @@ def publish_two(facts: Facts | None = None, **fields: Any) -> None:
     publish(ServerArgs(**given), facts or two_models(), role="scheduler", entropy=0)
 
 
-def target_runner() -> ModelRunner:
-    context = get_context()
-    made = ModelRunner(
-        context.target,
-        context.facts.model,
-        ops=select("torch"),
-        device=torch.device("cpu"),
-        seed=1,
-    )
-    made.load()
-    return made
-
-
 def make_draft(target: ModelRunner, **more: Any) -> ModelRunner:
     return build_draft_tp_worker(get_context().args, target, ops=select("torch"), **more)
 
@@ -104,12 +91,12 @@ def test_draft_factory_gets_same_object(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_variant_of_the_record_is_refused() -> None:
     publish_two()
     with pytest.raises(AssertionError, match="not from a variant"):
-        build_draft_tp_worker(replace(get_context().args), target_runner(), ops=select("torch"))
+        build_draft_tp_worker(replace(get_context().args), published_target(), ops=select("torch"))
 
 
 def test_bags_are_equal_before_and_after_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     publish_two()
-    target = target_runner()
+    target = published_target()
     monkeypatch.setattr(
         type(get_context()), "publish", lambda *_, **__: pytest.fail("a draft published")
     )
@@ -135,7 +122,7 @@ def test_gate_survives_draft_build_and_a_draft_never_writes(tmp_path: Path) -> N
 
 def test_draft_backend_only_on_draft() -> None:
     publish_two(speculative_draft_attention_backend="sdpa")
-    target = target_runner()
+    target = published_target()
     assert target.draft_attention_backend is None
     assert make_draft(target).draft_attention_backend == "sdpa"
     spec = make_spec(get_context().facts.model, role="target")
@@ -173,7 +160,7 @@ def test_target_keeps_split_pair_beside_a_draft_of_its_own() -> None:
 def test_stamp_before_build(monkeypatch: pytest.MonkeyPatch) -> None:
     """Backends are built from the stamped pair: nothing is asked again when they are."""
     publish_two()
-    target = target_runner()
+    target = published_target()
     made = make_draft(target)
     assert (made.attention_pair.prefill, made.attention_pair.decode) == ("sdpa", "sdpa")
     seen: list[Any] = []
@@ -190,14 +177,14 @@ def test_stamp_before_build(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_equal_pair_uses_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Halves that are equal because of the draft's own backend build that one backend."""
     publish_two(speculative_draft_attention_backend="sdpa")
-    made = make_draft(target_runner())
+    made = make_draft(published_target())
     made.init_backends()
     assert made._backend is not None and made._backend.name == "sdpa"
 
 
 def test_kv_cache_dtype_is_the_runners_own() -> None:
     publish_two(speculative_draft_kv_cache_dtype="bfloat16")
-    target = target_runner()
+    target = published_target()
     made = make_draft(target)
     assert (target.kv_cache_dtype, made.kv_cache_dtype) == (torch.float32, torch.bfloat16)
 
@@ -208,7 +195,7 @@ def test_kv_cache_dtype_is_the_runners_own() -> None:
 def test_context_follows_target() -> None:
     """Also when the draft was made for less: it works at the target's positions."""
     publish_two(context_length=1500)
-    target = target_runner()
+    target = published_target()
     made = make_draft(target)
     assert get_context().facts.draft is not None
     assert get_context().facts.draft.context_length == 512
@@ -217,14 +204,14 @@ def test_context_follows_target() -> None:
 
 def test_draft_load_format_only_on_draft() -> None:
     publish_two()
-    target = target_runner()
+    target = published_target()
     assert target._draft_load_format() is None
     assert make_draft(target)._draft_load_format() == "dummy"
 
 
 def test_load_config_takes_argument() -> None:
     publish_two()
-    target = target_runner()
+    target = published_target()
     assert target.build_load_config(None).load_format == "dummy"
     assert target.build_load_config("gguf").load_format == "gguf"
     assert target.load_format == "dummy"
@@ -232,14 +219,7 @@ def test_load_config_takes_argument() -> None:
 
 def test_the_bag_says_the_drafts_load_format_while_it_loads() -> None:
     publish_two(load_format="safetensors", speculative_draft_load_format="dummy")
-    context = get_context()
-    target = ModelRunner(
-        context.target,
-        context.facts.model,
-        ops=select("torch"),
-        device=torch.device("cpu"),
-        seed=1,
-    )
+    target = published_target(load=False)
     seen = []
     make_draft(target, load=lambda _: seen.append(get_model().load_format))
     assert seen == ["dummy"] and get_model().load_format == "safetensors"
@@ -247,14 +227,7 @@ def test_the_bag_says_the_drafts_load_format_while_it_loads() -> None:
 
 def test_scope_restores_after_error() -> None:
     publish_two(load_format="safetensors", speculative_draft_load_format="dummy")
-    context = get_context()
-    target = ModelRunner(
-        context.target,
-        context.facts.model,
-        ops=select("torch"),
-        device=torch.device("cpu"),
-        seed=1,
-    )
+    target = published_target(load=False)
 
     def broken(_: ModelRunner) -> None:
         assert get_model().load_format == "dummy"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from config_gpu import gpu_facts
 
-from srt.attention.capability import FP8, TABLE, Need, can_record
-from srt.attention.capability import lacks as table_lacks
 from srt.config.args import ServerArgs
+from srt.config.capability import FP8, TABLE, Need, can_record
+from srt.config.capability import lacks as table_lacks
 from srt.config.dummy import dummy_facts
 from srt.config.explain import explain, render_table
 from srt.config.facts import Facts
@@ -101,7 +101,7 @@ def test_without_one_the_trail_says_why() -> None:
         (gpu_facts(model={"head_dim": 320}), {}, ("320", "up to 256", "64, 128, 256", "sdpa")),
         (gpu_facts(model={"head_dim": 320}), {"attention_backend": "triton"}, ("320", "sdpa")),
         (gpu_facts(model={"head_dim": 320}), {"deterministic": True},
-         ("320", "sdpa depend on the batch", "--no-deterministic")),
+         ("320", "depends on the batch", "--no-deterministic")),
         (gpu_facts(model={"head_dim": 96}), {"attention_backend": "flashinfer"},
          ("64, 128, 256, not 96", "triton, sdpa")),
         (None, {"dtype": "float32"}, ("not float32", "--attention-backend sdpa")),
@@ -156,7 +156,7 @@ def test_wish_that_a_gpu_cannot_meet(
         ({"gpu_memory_fraction": 0.5}, ("runs on the CPU", "--kv-memory-gb")),
         ({"deterministic": True}, ("without the native kernels", "--device cuda")),
         ({"deterministic": True, "native_kernels": True, "attention_backend": "sdpa"},
-         ("sdpa depend on the batch", "allowed here: native")),
+         ("depends on the batch", "allowed here: native")),
     ],
 )  # fmt: skip
 def test_wish_that_a_cpu_cannot_meet(fields: dict[str, Any], words: tuple[str, ...]) -> None:

@@ -62,7 +62,7 @@ def test_attention_with_distances_is_computed_by_torch() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"attention_backend": "native"}, "native attention has no relative positions"),
+        ({"attention_backend": "native"}, "native has no relative positions"),
         ({"tensor_parallel_size": 2}, "short convolutions, which ranks cannot divide yet"),
         ({"speculative_algorithm": "ngram"}, "cannot go back behind guesses that were wrong"),
         ({"page_size": 8}, "--page-size 8 .* allowed for ink: 16 and more"),

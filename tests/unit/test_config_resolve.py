@@ -129,6 +129,7 @@ def test_resolve_is_pure() -> None:
          {"target.prefill_attention_backend", "target.decode_attention_backend"}),
         ({"dtype": "float32"},
          {"target.dtype", "target.kv_cache_dtype", "exec.native_kernels",
+          "target.prefill_attention_backend", "target.decode_attention_backend",
           "memory.kv_memory_gb", "schedule.max_total_tokens"}),
     ],
 )  # fmt: skip
@@ -271,7 +272,7 @@ def test_whole_prompts_in_one_step() -> None:
     [
         ({"context_length": 4096}, ("4096", "2048", "--context-length")),
         ({"attention_backend": "flash"}, ("--attention-backend", "flash", "sdpa, native")),
-        ({"attention_backend": "native"}, ("native", "kernels are off", "sdpa")),
+        ({"attention_backend": "native"}, ("native", "compiled kernels, which are off", "sdpa")),
         ({"native_kernels": True, "dtype": "float32"}, ("float32", "--no-native-kernels")),
         ({"chunked_prefill_size": 8}, ("8", "16", "--page-size")),
         ({"chunked_prefill_size": 512, "max_step_tokens": 256}, ("512", "256")),

@@ -121,7 +121,7 @@ def test_explain_shows_both_side_by_side() -> None:
                 "speculative_draft_attention_backend": "native",
                 "speculative_draft_kv_cache_dtype": "float32",
             },
-            "native attention reads a bfloat16 cache",
+            "native reads a KV cache in bfloat16, not float32",
         ),
         ({"speculative_algorithm": "magic"}, "allowed: none, ngram, standalone"),
     ],

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.transfer import send
 from srt.spec.train.corpus import Corpus
 
 LENGTH_STEP = 64  # lengths are rounded up to this: few shapes, few allocations
@@ -51,14 +52,8 @@ def make_batch(corpus: Corpus, rows: list[int]) -> Batch:
     place = torch.arange(length)
     index = starts + torch.minimum(place, lengths - 1)  # padding repeats the last token
     places = ((place >= prompts - 1) & (place < lengths - 1)).flatten().nonzero()[:, 0]
-    tokens = corpus.tokens[_move(index, device)].long()
-    return Batch(rows, tokens, _move(places, device))
-
-
-def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    tokens = corpus.tokens[send(index, device)].long()
+    return Batch(rows, tokens, send(places, device))
 
 
 def _group(corpus: Corpus, rows: list[int], max_tokens: int) -> Iterator[list[int]]:

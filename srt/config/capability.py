@@ -1,4 +1,5 @@
-"""What each attention backend can do. Selection asks this table; nothing else decides."""
+"""What each attention backend can do. Resolving asks this table, and selection asks again when a runner
+is built, with all that only loading knows; nothing else decides. Without torch."""
 
 from __future__ import annotations
 
@@ -11,11 +12,8 @@ Library = Literal["native", "flashinfer", "triton"]
 FP8 = "float8_e4m3fn"
 HALVES = frozenset({"bfloat16", "float16"})
 
-WHY_MISSING = {
-    "native": "needs the compiled kernels, which are off or could not be built",
-    "flashinfer": "needs the package flashinfer-python, which is not installed",
-    "triton": "needs the package triton, which is not installed",
-}
+DEVICES = {"cpu": ("CPUs", "the CPU"), "cuda": ("GPUs", "the GPU")}
+FLAG_WORDS = {FP8: "fp8_e4m3"}  # types that flags call otherwise than torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +49,8 @@ class Need:
     GPU, 90 for 9.0, 0 where unknown. `tree`: slices whose tokens do not simply see what lies before
     them. `cap`: scores are capped. `deterministic`: the same bits whatever else is in the batch.
     `latent`: attention is MLA; its heads are of any size. `value_dim`: of V, where it matters: MLA.
-    `relative`: scores depend on the distance."""
+    `relative`: scores depend on the distance. `flashinfer_trouble`: what it lacks where `has_flashinfer`
+    is False."""
 
     device: str
     dtype: str
@@ -61,6 +60,7 @@ class Need:
     query_dtype: str | None = None
     capability: int = 0
     has_flashinfer: bool = False
+    flashinfer_trouble: str = "needs the package flashinfer-python, which is not installed"
     has_triton: bool = False
     tree: bool = False
     cap: bool = False
@@ -155,27 +155,30 @@ def lacks(row: Capability, need: Need, half: Half = "decode") -> list[str]:
 
     Trees are asked of the decode half only: it takes the batches with trees that the other cannot.
     """
+    if need.device not in row.devices:
+        runs_on = " or ".join(DEVICES[device][0] for device in sorted(row.devices))
+        return [f"runs on {runs_on}, and this model runs on {DEVICES[need.device][1]}"]
     found = []
     query_dtype = need.query_dtype or need.dtype
-    if need.device not in row.devices:
-        found.append(f"runs on {_words(row.devices)}, not {need.device}")
     if query_dtype not in row.query_dtypes:
         found.append(f"computes in {_words(row.query_dtypes)}, not {query_dtype}")
     if need.dtype != query_dtype and need.dtype not in row.dtypes:
-        found.append(f"reads a KV cache in {_words(row.dtypes)}, not {need.dtype}")
+        found.append(f"reads a KV cache in {_words(row.dtypes)}, not {_word(need.dtype)}")
     if need.latent:
         if half not in row.has_latent:
             found.append(f"cannot {half} MLA")
         elif need.dtype == FP8:
-            found.append(f"reads no latents in {need.dtype}")
-        elif row.latent_dims not in (None, (need.head_dim, need.value_dim)):
-            found.append(f"takes MLA's heads of {_sizes(row.latent_dims)} only")
+            found.append(f"reads no latents in {_word(need.dtype)}")
+        elif row.latent_dims not in (None, dims := (need.head_dim, need.value_dim)):
+            can, asked = _sizes(row.latent_dims), _sizes(dims)
+            found.append(f"takes MLA's heads of {can} numbers, not {asked}")
         elif row.name == "flashinfer" and not need.has_triton:
             found.append("joins its parts with Triton, which is not installed")
     elif row.head_dims is not None and need.head_dim not in row.head_dims:
-        found.append(f"head_dim {need.head_dim} is not one of {sorted(row.head_dims)}")
+        sizes = ", ".join(map(str, sorted(row.head_dims)))
+        found.append(f"takes heads of {sizes}, not {need.head_dim}")
     elif need.head_dim > row.max_head_dim:
-        found.append(f"head_dim {need.head_dim} is larger than {row.max_head_dim}")
+        found.append(f"takes heads of up to {row.max_head_dim}, not {need.head_dim}")
     if need.device == "cuda" and "cuda" in row.devices and 0 < need.capability:
         oldest = max(row.min_capability, 89 if need.dtype == FP8 and row.library else 0)
         if need.capability < oldest:
@@ -192,15 +195,23 @@ def lacks(row: Capability, need: Need, half: Half = "decode") -> list[str]:
     if need.tree and half == "decode" and not row.has_tree:
         found.append("cannot verify a tree of guesses")
     if need.deterministic and not row.is_deterministic:
-        found.append("does not promise the same bits in every batch")
-    if row.library is not None and not _has(need, row.library):
-        found.append(WHY_MISSING[row.library])
+        found.append("sums in an order that depends on the batch, which --deterministic forbids")
+    match row.library:
+        case "native" if not need.has_library:
+            found.append("needs the compiled kernels, which are off or could not be built")
+        case "flashinfer" if not need.has_flashinfer:
+            found.append(need.flashinfer_trouble)
+        case "triton" if not need.has_triton:
+            found.append("needs the package triton, which is not installed")
     return found
 
 
 def is_ready(row: Capability, need: Need) -> bool:
     """Whether it runs without minutes of compiling; an open wish takes no other."""
-    return row.ready is None or (need.dtype, need.head_dim) in row.ready
+    if row.ready is None:
+        return True
+    is_one_type = need.query_dtype in (None, need.dtype)
+    return is_one_type and (need.dtype, need.head_dim) in row.ready
 
 
 def can_record(name: str) -> bool:
@@ -208,22 +219,16 @@ def can_record(name: str) -> bool:
     return next(row.has_graph for row in TABLE if row.name == name)
 
 
-def _has(need: Need, library: Library) -> bool:
-    match library:
-        case "native":
-            return need.has_library
-        case "flashinfer":
-            return need.has_flashinfer
-        case "triton":
-            return need.has_triton
-
-
 def _sizes(dims: tuple[int, int] | None) -> str:
     return " and ".join(map(str, dims or ()))
 
 
 def _words(names: frozenset[str]) -> str:
-    return ", ".join(sorted(names))
+    return ", ".join(sorted(map(_word, names)))
+
+
+def _word(dtype: str) -> str:
+    return FLAG_WORDS.get(dtype, dtype)
 
 
 def _version(capability: int) -> str:
