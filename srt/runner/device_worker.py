@@ -20,6 +20,7 @@ import torch
 from srt.protocols.forward_batch import ForwardBatch, Slice, SliceResult, StepResult
 from srt.protocols.worker import WorkerFacts
 from srt.runner.decode_graphs import DecodeGraphs
+from srt.runner.inputs import StepInputs
 from srt.runner.model_runner import ModelRunner
 from srt.runner.prefill_graphs import PrefillCudaGraphRunner
 from srt.runner.scores import Scores, join_scores, score_slices
@@ -159,12 +160,7 @@ class DeviceWorker:
                 hidden = self.prefills.run(inputs)
             else:
                 hidden = self.runner.forward(inputs)
-            num = len(inputs.sampling)
-            if num:
-                logits = self.runner.logits(hidden[:num])
-                launched = self.sample(inputs.sampling, logits, inputs.sampling_rows)
-            if inputs.scoring:
-                scores = score_slices(self.runner, self.sampler, inputs.scoring, hidden[num:])
+            launched, scores = self.sample_and_score(inputs, hidden)
         ended = self.timeline.mark()
         self.staging.used(ended)
         return DeviceTicket(
@@ -176,6 +172,21 @@ class DeviceWorker:
             prepare_seconds=prepared - entered,
             launch_seconds=perf_counter() - prepared,
         )
+
+    def sample_and_score(
+        self, inputs: StepInputs, hidden: torch.Tensor
+    ) -> tuple[Launched | None, Scores]:
+        """What the slices of a step that no graph had want of its hidden states, see `StepInputs.keep`:
+        tokens, and scores of prompts, for which it waits."""
+        num = len(inputs.sampling)
+        launched: Launched | None = None
+        scores: Scores = []
+        if num:
+            logits = self.runner.logits(hidden[:num])
+            launched = self.sample(inputs.sampling, logits, inputs.sampling_rows)
+        if inputs.scoring:
+            scores = score_slices(self.runner, self.sampler, inputs.scoring, hidden[num:])
+        return launched, scores
 
     def sample(self, slices: list[Slice], logits: torch.Tensor, rows: torch.Tensor) -> Launched:
         """`rows` and `logits` may be padded."""

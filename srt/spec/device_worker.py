@@ -20,7 +20,7 @@ from srt.protocols.forward_batch import ForwardBatch, Slice, SliceResult, StepRe
 from srt.protocols.worker import WorkerFacts
 from srt.runner.device_worker import DeviceTicket, DeviceWorker, collect
 from srt.runner.inputs import StepInputs
-from srt.runner.scores import Scores, score_slices
+from srt.runner.scores import Scores
 from srt.runner.staging import Staging
 from srt.runner.timeline import Mark, Timeline
 from srt.sampling.launched import Launched
@@ -179,18 +179,11 @@ class ChainWorker:
             )
             chain.extend(rows, starts.long())
         inputs = target.prepare_on(self._staging, batch, nothing, nothing)
-        hidden = target.forward(inputs)
+        launched, scores = self.plain.sample_and_score(inputs, target.forward(inputs))
         features = target.features
         assert features is not None
-        num = len(inputs.sampling)
-        launched = None
-        if num:
-            logits = target.logits(hidden[:num])
-            launched = self.plain.sample(inputs.sampling, logits, inputs.sampling_rows)
+        if launched is not None:
             self._begin(slices, inputs, launched.tokens, features)
-        scores: Scores = []
-        if inputs.scoring:
-            scores = score_slices(target, self.plain.sampler, inputs.scoring, hidden[num:])
         self._read_prompts([piece for piece in slices if piece.tokens is not None], features)
         return launched, scores
 
