@@ -1,4 +1,4 @@
-# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, assignment"
 """A few tokens: only the chosen experts' weights are read, as fast as they can be. Products stay in
 registers, [ROWS, BLOCK] float32, and are summed once at the end."""
 

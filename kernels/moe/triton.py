@@ -12,7 +12,7 @@ from kernels.launch import Launcher, next_power_of_two, pdl_supported
 from kernels.linear import quantize
 from kernels.linear.gate import pair_rows
 from kernels.moe import MoeOps
-from kernels.moe.choose import choose_experts, sort_entries
+from kernels.moe.choose import choose_experts, count_entries, sort_entries
 from kernels.moe.few import down_few, gate_few
 from kernels.moe.grouped import add_entries, multiply_blocks
 from kernels.moe.large import multiply_tiles
@@ -22,7 +22,12 @@ from kernels.moe.stacked import Stacked
 
 FETCHED_BYTES = 128  # of a row, that the copy engine takes at once
 Norm = tuple[torch.Tensor, float]  # weight [K] and eps
-CHUNKS = (512, 2048, 8192)  # entries that are looked at together
+CHUNKS = {
+    512: 4,
+    2048: 8,
+    8192: 16,
+    16384: 32,
+}  # entries that are looked at together, by how many warps
 ADDED = 1024  # columns that are
 
 
@@ -31,7 +36,8 @@ class Kernels:
 
     def __init__(self) -> None:
         self.quantize = quantize.bind()
-        self.choose, self.sort = Launcher(choose_experts), Launcher(sort_entries)
+        self.choose = Launcher(choose_experts)
+        self.count, self.sort = Launcher(count_entries), Launcher(sort_entries)
         self.gate_few, self.down_few = Launcher(gate_few), Launcher(down_few)
         self.multiply, self.add = Launcher(multiply_blocks), Launcher(add_entries)
 
@@ -197,14 +203,19 @@ class GroupedExperts:
         count, both, hidden = self._gate_up.values.shape
         entries = tokens * top
         num_blocks = entries // tile + count
-        order = experts.new_empty(entries)
+        order, counts = experts.new_empty(entries), experts.new_empty(count)
         blocks = experts.new_empty((num_blocks, 4))
+        chunk = next((chunk for chunk in CHUNKS if entries <= chunk), max(CHUNKS))
+        grid, warps = (count, 1, 1), CHUNKS[chunk]
+        self._kernels.count(
+            grid, (experts, counts), (entries, self._first), (chunk,), num_warps=warps
+        )
         self._kernels.sort(
-            (count, 1, 1),
-            (experts, order, blocks),
+            grid,
+            (experts, counts, order, blocks),
             (entries, num_blocks, self._first),
-            (tile, next((chunk for chunk in CHUNKS if entries <= chunk), CHUNKS[-1])),
-            num_warps=8,
+            (tile, chunk, next_power_of_two(count)),
+            num_warps=warps,
         )
         gated = x.new_empty((entries, both // 2))
         self._multiply(x, self._gate_up, order, blocks, None, gated, top, tile, gate_plan)

@@ -17,11 +17,11 @@ HIDDEN, INNER, TOP = 2048, 768, 8
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, tests/gpu compiles them")
 def test_the_experts_kernels_compile_for_hopper(tmp_path):
-    assert run_compiling(__file__, tmp_path) == ["28", "compiled"]
+    assert run_compiling(__file__, tmp_path) == ["29", "compiled"]
 
 
 def compile_all() -> int:
-    from kernels.moe.choose import choose_experts, sort_entries
+    from kernels.moe.choose import choose_experts, count_entries, sort_entries
     from kernels.moe.few import down_few, gate_few
     from kernels.moe.grouped import add_entries, multiply_blocks
 
@@ -32,7 +32,8 @@ def compile_all() -> int:
     forms = [
         (choose_experts, [f32, None, f32, i32], (0.5,), (128, TOP, *plain), 1),
         (choose_experts, [f32, f32, f32, i32], (0.5,), (256, TOP, *grouped), 1),
-        (sort_entries, [i32] * 3, (3,) * 3, (16, 8192), 8),
+        (count_entries, [i32] * 2, (3,) * 2, (16384,), 32),
+        (sort_entries, [i32] * 4, (3,) * 3, (16, 16384, 128), 32),
         (add_entries, [bf16, i32, bf16, bf16], (3, 3), (HIDDEN, TOP, 1024), 4),
     ]
     for weight, scale in ((bf16, None), (e4m3, f32)):
