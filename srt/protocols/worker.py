@@ -19,6 +19,7 @@ class WorkerFacts:
     max_rows: int
     end_token_ids: list[int]
     memory_bytes: dict[str, int]  # who got how much: weights, kv, activations, ...
+    whole_guesses: bool = False  # as many guesses are computed for a row as there may be, or none
 
 
 class Ticket(Protocol):

@@ -90,6 +90,7 @@ class Scheduler:
             budget=min(settings.draft_budget, settings.max_step_tokens // 2),  # prompts need room
             is_eager=settings.draft_eager,
             knows_when=settings.draft_knows_when,
+            is_whole=facts.whole_guesses,
         )
         self._promise = Promise(settings.max_itl)
         self._decode = Decode(

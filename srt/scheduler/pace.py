@@ -23,12 +23,20 @@ class Pace:
     """`most` 0: nobody ever gets a guess."""
 
     def __init__(
-        self, *, most: int, budget: int, is_eager: bool = False, knows_when: bool = False
+        self,
+        *,
+        most: int,
+        budget: int,
+        is_eager: bool = False,
+        knows_when: bool = False,
+        is_whole: bool = False,
     ) -> None:
         """`is_eager`: guess always, whether it pays or not, to see whether guesses change an answer.
-        `knows_when`: the drafter itself stops where its guesses get unlikely; it gets all there is."""
+        `knows_when`: the drafter itself stops where its guesses get unlikely; it gets all there is.
+        `is_whole`: fewer guesses than `most` cost the same, and a row without any costs more."""
         self.balance = Balance()
         self._knows_when = knows_when
+        self._is_whole = is_whole
         self._is_eager = is_eager
         self._most = most
         self._budget = budget
@@ -44,14 +52,15 @@ class Pace:
         if not self._most or not due:
             return [0] * len(due)
         share = min(self._most, self._budget // len(due) - 1)
-        if share < 1 or not (self._is_eager or self.balance.pays(len(due))):
+        least = self._most if self._is_whole else 1
+        if share < least or not (self._is_eager or self.balance.pays(len(due))):
             return [0] * len(due)
         return [self._length(request, share) for request in due]
 
     def _length(self, request: Request, share: int) -> int:
         if request.remaining < 2:
             return 0
-        if self._is_eager:
+        if self._is_eager or self._is_whole:
             return min(share, request.remaining - 1)
         if request.draft_wait:
             request.draft_wait -= 1

@@ -9,6 +9,7 @@ step with guesses is waited for before the next is planned (`srt.scheduler.loop`
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from dataclasses import replace as replace_fields
 from time import perf_counter
 
 import numpy as np
@@ -95,7 +96,7 @@ class ChainWorker:
 
     @property
     def facts(self) -> WorkerFacts:
-        return self.plain.facts
+        return replace_fields(self.plain.facts, whole_guesses=True)
 
     def close(self) -> None:
         self.plain.close()
@@ -122,7 +123,11 @@ class ChainWorker:
         where, pages = self.chain.target.table.note(batch.table_writes)
         if len(where):
             self.chain.target.apply_table(*self._staging.send([where, pages]))
-        guessed = [index for index, piece in enumerate(slices) if self._can_guess(piece)]
+        guessed: list[int] = []
+        if any(
+            piece.draft for piece in slices
+        ):  # who wants none takes part: elsewhere it costs more
+            guessed = [index for index, piece in enumerate(slices) if self._can_guess(piece)]
         others = sorted(set(range(len(slices))) - set(guessed))
         verified = self._guess([slices[index] for index in guessed]) if guessed else None
         launched: Launched | None = None
@@ -146,7 +151,6 @@ class ChainWorker:
     def _can_guess(self, piece: Slice) -> bool:
         return (
             piece.tokens is None
-            and piece.draft > 0
             and piece.allowed is None
             and piece.row in self._fresh
             and self.plain.sampler.is_plain([piece.row])

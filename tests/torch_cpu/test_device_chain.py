@@ -31,7 +31,7 @@ from srt.sampling.device_sampler import DeviceSampler
 from srt.sampling.sampler import Sampler
 from srt.spec.chain_graphs import ChainGraphs
 from srt.spec.device_chain import DeviceChain
-from srt.spec.device_worker import ChainWorker
+from srt.spec.device_worker import ChainTicket, ChainWorker
 from srt.spec.eagle import EagleDrafter
 from srt.spec.worker import SpeculativeWorker
 from srt.wire.params import SamplingParams
@@ -208,6 +208,20 @@ def test_rows_with_rules_of_their_own_decode_beside(chained: ChainWorker) -> Non
     for row, params in zip(rows, (WARM, special), strict=True):
         assert row.output == alone(params, row.tokens[: row.length], len(row.output))
     assert len(rows[1].output) == 6  # one token a step
+
+
+def test_a_row_that_wants_no_guess_goes_along(chained: ChainWorker) -> None:
+    rows = [Row(index, prompt(index + 1, 15 + 9 * index), WARM) for index in range(2)]
+    run(chained, rows, [row.prefill() for row in rows], opens=rows)
+    for most in (0, GUESSES, 0):
+        slices = [rows[0].decode(most), rows[1].decode()]
+        ticket = chained.launch(ForwardBatch(step=0, slices=slices))
+        assert isinstance(ticket, ChainTicket) and ticket.others == []
+        for row, tokens in zip(rows, tokens_of(ticket.wait()), strict=True):
+            assert most or row is not rows[0] or len(tokens) == 1
+            row.tokens += tokens
+    for row in rows:
+        assert row.output == alone(WARM, row.tokens[: row.length], len(row.output))
 
 
 def test_more_rows_may_guess_than_any_size_has(tmp_path: Path) -> None:

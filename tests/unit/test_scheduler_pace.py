@@ -39,6 +39,15 @@ def test_many_requests_leave_nothing_for_guesses(eager: None) -> None:
     assert pace.allot([]) == []
 
 
+def test_guesses_that_are_computed_whole_are_given_whole_or_not_at_all(eager: None) -> None:
+    pace, its = Pace(most=3, budget=16, is_whole=True), request()
+    for _ in range(10):
+        pace.learn(its, 3, 0)
+    assert pace.allot([its] * 4) == [3] * 4
+    assert pace.allot([its, request(2)]) == [3, 1]
+    assert pace.allot([request() for _ in range(5)]) == [0] * 5
+
+
 def test_never_more_than_it_may_generate(eager: None) -> None:
     pace = Pace(most=8, budget=100)
     assert [pace.allot([request(n)])[0] for n in range(1, 5)] == [0, 1, 2, 3]
