@@ -21,6 +21,7 @@ import torch
 from bench.kernels.device import memory_bandwidth, microseconds
 from kernels.linear import pack_linear
 from kernels.moe import Routing, pack_experts, plans, route
+from kernels.moe.order import Sorter
 from kernels.moe.plans import DownPlan, FetchPlan, FewPlan, Plan, TilePlan, find_plan
 from kernels.moe.triton import GroupedExperts
 
@@ -164,7 +165,13 @@ def show_router(shape: Shape) -> None:
         choice = microseconds(
             [partial(route, logits, routing, implementation="triton")], rounds=5, at_least=16
         )
-        print(f"{shape.name:17} router {tokens:5}: product {product:6.1f} us, choice {choice:6.1f}")
+        _, experts = route(logits, routing, implementation="triton")
+        sort = partial(Sorter(), experts, 64, 0, shape.experts)
+        print(
+            f"{shape.name:17} router {tokens:5}: product {product:6.1f} us, choice {choice:6.1f}, "
+            f"sort {microseconds([sort], rounds=5, at_least=16):6.1f}",
+            flush=True,
+        )
 
 
 def show_parts(case: Case, tokens: int) -> None:

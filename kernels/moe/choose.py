@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
-"""The router's choice, and the tokens of every expert side by side."""
+"""The router's choice."""
 
 from __future__ import annotations
 
@@ -85,75 +85,3 @@ def choose_experts(
     at = token.to(tl.int64) * (TOP + SHARED) + slots
     tl.store(weights_ptr + at, weights, mask=slots < TOP + SHARED)
     tl.store(experts_ptr + at, chosen, mask=slots < TOP + SHARED)
-
-
-@triton.jit
-def count_entries(
-    experts_ptr, counts_ptr, num_entries, first_expert, CHUNK: tl.constexpr, PDL: tl.constexpr
-):
-    """How many of experts, int32 [num_entries], are `first_expert`, and so on: counts, int32 [number of
-    programs]."""
-    own = tl.program_id(0)
-    offsets = tl.arange(0, CHUNK)
-    mine = tl.zeros([CHUNK], tl.int32)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    for at in range(0, num_entries, CHUNK):
-        expert = tl.load(experts_ptr + at + offsets, mask=at + offsets < num_entries, other=-1)
-        mine += (expert == first_expert + own).to(tl.int32)
-    tl.store(counts_ptr + own, tl.sum(mine, 0))
-
-
-@triton.jit
-def sort_entries(
-    experts_ptr,
-    counts_ptr,
-    sorted_ptr,
-    blocks_ptr,
-    num_entries,
-    num_blocks,
-    first_expert,
-    TILE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    EXPERTS: tl.constexpr,  # a power of two, not less than there are programs
-    PDL: tl.constexpr,
-):
-    """experts: int32 [num_entries], of which those from `first_expert` on, as many as there are
-    programs, are sorted: int32 [num_entries], the entries of the first expert in their order, then those
-    of the next. counts: of `count_entries`. blocks: int32 [num_blocks, 4], no more than TILE of them
-    that have one expert: expert, first place, place behind the last; an expert of -1, behind all others:
-    nothing. grid: [number of experts].
-
-    num_blocks: num_entries / TILE + number of experts, which is enough however they are spread."""
-    own = tl.program_id(0)
-    count = tl.num_programs(0)
-    offsets = tl.arange(0, CHUNK)
-    experts = tl.arange(0, EXPERTS)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    counts = tl.load(counts_ptr + experts, mask=experts < count, other=0)
-    first = tl.sum(tl.where(experts < own, counts, 0), 0)
-    last = first + tl.sum(tl.where(experts == own, counts, 0), 0)
-    blocks = (counts + TILE - 1) // TILE
-    block = tl.sum(tl.where(experts < own, blocks, 0), 0)
-    end = block + (last - first + TILE - 1) // TILE
-    if own == count - 1:
-        end = num_blocks
-    index = tl.arange(0, 64)
-    for at in range(block, end, 64):
-        begin = first + (at - block + index) * TILE
-        is_own = at + index < end
-        places = blocks_ptr + (at + index) * 4
-        tl.store(places, tl.where(begin < last, own, -1), mask=is_own)
-        tl.store(places + 1, begin, mask=is_own)
-        tl.store(places + 2, tl.minimum(begin + TILE, last), mask=is_own)
-    place = first
-    for at in range(0, num_entries, CHUNK):
-        is_there = at + offsets < num_entries
-        expert = tl.load(experts_ptr + at + offsets, mask=is_there, other=-1)
-        is_mine = is_there & (expert == first_expert + own)
-        rank = tl.cumsum(is_mine.to(tl.int32), 0)
-        tl.store(sorted_ptr + place + rank - 1, at + offsets, mask=is_mine)
-        place += tl.sum(is_mine.to(tl.int32), 0)

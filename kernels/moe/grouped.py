@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
-"""Many tokens: each block of `choose.sort_entries` times the weights of its expert."""
+"""Many tokens: each block of `kernels.moe.sort` times the weights of its expert."""
 
 from __future__ import annotations
 

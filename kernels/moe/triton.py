@@ -12,23 +12,18 @@ from kernels.launch import Launcher, next_power_of_two, pdl_supported
 from kernels.linear import quantize
 from kernels.linear.gate import pair_rows
 from kernels.moe import MoeOps
-from kernels.moe.choose import choose_experts, count_entries, sort_entries
+from kernels.moe.choose import choose_experts
 from kernels.moe.few import down_few, gate_few
 from kernels.moe.grouped import add_entries, multiply_blocks
 from kernels.moe.large import multiply_tiles
+from kernels.moe.order import Sorter
 from kernels.moe.plans import DownPlan, FetchPlan, FewPlan, GroupPlan, Plan, find_plan, fit, widen
 from kernels.moe.routing import Routing
 from kernels.moe.stacked import Stacked
 
 FETCHED_BYTES = 128  # of a row, that the copy engine takes at once
 Norm = tuple[torch.Tensor, float]  # weight [K] and eps
-CHUNKS = {
-    512: 4,
-    2048: 8,
-    8192: 16,
-    16384: 32,
-}  # entries that are looked at together, by how many warps
-ADDED = 1024  # columns that are
+ADDED = 1024  # columns that are looked at together
 
 
 class Kernels:
@@ -37,7 +32,7 @@ class Kernels:
     def __init__(self) -> None:
         self.quantize = quantize.bind()
         self.choose = Launcher(choose_experts)
-        self.count, self.sort = Launcher(count_entries), Launcher(sort_entries)
+        self.sort = Sorter()
         self.gate_few, self.down_few = Launcher(gate_few), Launcher(down_few)
         self.multiply, self.add = Launcher(multiply_blocks), Launcher(add_entries)
 
@@ -202,21 +197,7 @@ class GroupedExperts:
         tokens, top = experts.shape
         count, both, hidden = self._gate_up.values.shape
         entries = tokens * top
-        num_blocks = entries // tile + count
-        order, counts = experts.new_empty(entries), experts.new_empty(count)
-        blocks = experts.new_empty((num_blocks, 4))
-        chunk = next((chunk for chunk in CHUNKS if entries <= chunk), max(CHUNKS))
-        grid, warps = (count, 1, 1), CHUNKS[chunk]
-        self._kernels.count(
-            grid, (experts, counts), (entries, self._first), (chunk,), num_warps=warps
-        )
-        self._kernels.sort(
-            grid,
-            (experts, counts, order, blocks),
-            (entries, num_blocks, self._first),
-            (tile, chunk, next_power_of_two(count)),
-            num_warps=warps,
-        )
+        order, blocks = self._kernels.sort(experts, tile, self._first, count)
         gated = x.new_empty((entries, both // 2))
         self._multiply(x, self._gate_up, order, blocks, None, gated, top, tile, gate_plan)
         made = x.new_empty((entries, hidden))

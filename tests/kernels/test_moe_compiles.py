@@ -17,13 +17,14 @@ HIDDEN, INNER, TOP = 2048, 768, 8
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, tests/gpu compiles them")
 def test_the_experts_kernels_compile_for_hopper(tmp_path):
-    assert run_compiling(__file__, tmp_path) == ["29", "compiled"]
+    assert run_compiling(__file__, tmp_path) == ["33", "compiled"]
 
 
 def compile_all() -> int:
-    from kernels.moe.choose import choose_experts, count_entries, sort_entries
+    from kernels.moe.choose import choose_experts
     from kernels.moe.few import down_few, gate_few
     from kernels.moe.grouped import add_entries, multiply_blocks
+    from kernels.moe.sort import count_entries, sort_entries, sort_few_entries
 
     pretend_hopper()
     bf16, e4m3, f32, i32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32
@@ -32,8 +33,12 @@ def compile_all() -> int:
     forms = [
         (choose_experts, [f32, None, f32, i32], (0.5,), (128, TOP, *plain), 1),
         (choose_experts, [f32, f32, f32, i32], (0.5,), (256, TOP, *grouped), 1),
-        (count_entries, [i32] * 2, (3,) * 2, (16384,), 32),
-        (sort_entries, [i32] * 4, (3,) * 3, (16, 16384, 128), 32),
+        (sort_few_entries, [i32] * 3, (3,) * 3, (16, 512, 128), 4),
+        (sort_few_entries, [i32] * 3, (3,) * 3, (16, 2048, 8), 8),
+        (count_entries, [i32] * 2, (3,) * 3, (256, 8), 8),
+        (count_entries, [i32] * 2, (3,) * 3, (512, 512), 8),
+        (sort_entries, [i32] * 4, (3,) * 4, (128, 256, 128, 128), 8),
+        (sort_entries, [i32] * 4, (3,) * 4, (64, 512, 512, 32), 8),
         (add_entries, [bf16, i32, bf16, bf16], (3, 3), (HIDDEN, TOP, 1024), 4),
     ]
     for weight, scale in ((bf16, None), (e4m3, f32)):
