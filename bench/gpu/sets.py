@@ -38,7 +38,7 @@ class Sizes:
     profile: tuple[int, ...] = (1, 32, 256)
     long_prompt: int = 2048  # every eighth request of the online load
     online_answer: tuple[int, int] = (64, 320)
-    online_seconds: float = 20.0
+    online_seconds: float = 12.0
     max_running: int = 256
 
 

@@ -62,19 +62,20 @@ def choose_experts(
             is_in = is_in | is_best
             worth = tl.where(is_best, float("-inf"), worth)
         choice = tl.where(is_in[:, None], choice, float("-inf"))
-    choice = tl.reshape(choice, [WIDTH * DEPTH])
-    scores = tl.reshape(scores, [WIDTH * DEPTH])
-    index = tl.arange(0, WIDTH * DEPTH)
+    # Nothing is reshaped to one axis: Triton 3.6 may permute what only a reduction reads then, but not
+    # the indices that `return_indices` gives (seen where TOP is 1).
+    index = groups[:, None] * DEPTH + members[None, :]
     slots = tl.arange(0, SLOTS)
     weights = tl.zeros([SLOTS], tl.float32)
     chosen = tl.zeros([SLOTS], tl.int32)
     for slot in tl.static_range(TOP):
-        score, best = tl.max(choice, 0, return_indices=True)
-        is_best = index == best
+        score = tl.max(tl.max(choice, 1), 0)
+        first = tl.min(tl.min(tl.where(choice == score, index, WIDTH * DEPTH - 1), 1), 0)
+        is_best = index == first
         if bias_ptr is not None:
-            score = tl.sum(tl.where(is_best, scores, 0.0), 0)
+            score = tl.sum(tl.sum(tl.where(is_best, scores, 0.0), 1), 0)
         weights = tl.where(slots == slot, score, weights)
-        chosen = tl.where(slots == slot, best // DEPTH * size + best % DEPTH, chosen)
+        chosen = tl.where(slots == slot, first // DEPTH * size + first % DEPTH, chosen)
         choice = tl.where(is_best, float("-inf"), choice)
     if RENORMALIZE:
         weights = weights / (tl.sum(weights, 0) + 1e-20)

@@ -62,7 +62,7 @@ def resolve(
     rows = decide_schedule(args, memory, gpu is not None, decisions)
     graphs = decide_graphs(args, gpu, backends[1], rows, decisions)
     step_tokens = decisions.values["max_step_tokens"]
-    prefills = decide_prefill_graphs(args, graphs[0], step_tokens, decisions)
+    prefills = decide_prefill_graphs(args, facts.model, graphs[0], step_tokens, decisions)
     decide_serving(args, entropy, decisions)
     for name, leaf in leaf_table().items():
         if name not in decisions.values and leaf.bag not in ("runner", "draft"):  # all decided

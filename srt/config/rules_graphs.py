@@ -5,13 +5,17 @@ from __future__ import annotations
 from srt.config.args import ServerArgs
 from srt.config.capability import can_record
 from srt.config.decisions import Decisions
-from srt.config.facts import GpuFacts
+from srt.config.experts import num_experts
+from srt.config.facts import GpuFacts, ModelFacts
 from srt.errors import ConfigError
 
 SMALL = (1, 2, 4, 8)
 STEPS = ((64, 8), (128, 16), (512, 32))  # (up to, every)
 
-PREFILL_TOKENS = 1024  # a step of more keeps the GPU busy for longer than its launches take
+PREFILL_TOKENS = 2048  # of the largest graph, however small the model
+BUSY_OPERATIONS = (
+    180e9  # of a layer: they take a GPU as long, 0.28 ms, as its launches take the host
+)
 LEAST_TOKENS = 16
 PREFILL_STEPS = ((128, 16), (512, 64), (1024, 128), (8192, 512))  # (up to, every)
 
@@ -62,7 +66,11 @@ def default_sizes(rows: int) -> tuple[int, ...]:
 
 
 def decide_prefill_graphs(
-    args: ServerArgs, decode: tuple[int, ...], step_tokens: int, decisions: Decisions
+    args: ServerArgs,
+    model: ModelFacts,
+    decode: tuple[int, ...],
+    step_tokens: int,
+    decisions: Decisions,
 ) -> Sizes:
     """Numbers of tokens of steps with prompts. `decode`: the batch sizes that have graphs; step_tokens:
     the most tokens of a step. Raises ConfigError if graphs were asked for and cannot be had."""
@@ -75,7 +83,7 @@ def decide_prefill_graphs(
             )
         return (), "rule", "decode steps have no graphs"
     if asked is None:
-        most = min(PREFILL_TOKENS, step_tokens)
+        most = min(PREFILL_TOKENS, busy_tokens(model), step_tokens)
         return (
             prefill_sizes(most),
             "rule",
@@ -83,6 +91,17 @@ def decide_prefill_graphs(
         )
     source, reason = decisions.asked("cuda_graph_prefill_tokens")
     return prefill_sizes(min(asked, step_tokens)), source, reason
+
+
+def busy_tokens(model: ModelFacts) -> int:
+    """A step of so many keeps the GPU busy for as long as the host needs to launch it, two operations a
+    token and parameter. With experts, whose weights are read for a few tokens each and by more launches,
+    that is more than any graph has."""
+    if num_experts(model.config):
+        return PREFILL_TOKENS
+    tables = 1 if model.config.get("tie_word_embeddings") else 2
+    layers = model.num_parameters - tables * model.vocab_size * model.hidden_size
+    return int(BUSY_OPERATIONS * model.num_layers / (2 * max(1, layers)))
 
 
 def prefill_sizes(most: int) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from srt.launch.kernel_caches import FOLDER, PACKAGE, kernel_caches, ready_folde
 ABOUT = "about.json"
 TRITON = "triton"
 GROUPS = "__grp__*.json"  # Triton's lists of a kernel's files, by absolute path
+STAGES = (".source", ".ttir", ".ttgir", ".llir", ".ptx")  # what it compiled by; 5/6 of a cache
 PACKAGE_TEXT = '''"""Compiled FlashInfer operators, loaded instead of being compiled at first use."""
 
 from pathlib import Path
@@ -90,7 +91,7 @@ def pack(cache_folder: str, machine: MachineFacts, file: Path) -> int:
             note.write_bytes(msgspec.json.encode(made_with))
             archive.add(note, ABOUT)
             for folder in found:
-                archive.add(folder, folder.name)
+                archive.add(folder, folder.name, filter=_leave_stages)
         return file.stat().st_size
     except OSError as error:
         raise ConfigError(f"--pack {file}: {error.strerror or error}") from None
@@ -117,6 +118,11 @@ def unpack(file: Path, cache_folder: str, machine: MachineFacts) -> int:
     for group in (root / TRITON).glob(f"*/{GROUPS}"):
         _point_here(group)
     return moved
+
+
+def _leave_stages(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Triton reads those of a kernel's files that are there, and launches the last stage alone."""
+    return None if entry.name.startswith(TRITON) and entry.name.endswith(STAGES) else entry
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -104,7 +104,9 @@ class PenaltyTables:
         self._seen[slot].index_add_(0, ids, torch.full_like(ids, times, dtype=torch.int32))
 
     def _set_length(self, slot: int, length: int) -> None:
-        self._lengths[slot] = length
+        self._lengths[slot].fill_(
+            length
+        )  # to assign a number to one place would wait for the device
         self._known[slot] = length
 
     def _add_slots(self) -> None:

@@ -23,6 +23,7 @@ from tests.latent_batches import LatentBatch, literal
 LITE = LatentArch(rank=512, nope=128, rope=64, value=128, q_rank=None, scale=0.1, interleaved=True)
 SUM = 1e-5
 PROCESSORS = 132
+NOTHING = -1e4  # a logarithm below it weighs nothing beside any other: FlashInfer's of no keys
 CORES = ["triton", "flashinfer"]
 Core = Literal["triton", "flashinfer"]
 MODEL = {
@@ -150,9 +151,9 @@ def test_spans(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool, na
     for _ in range(2):  # the second without a plan
         out, lse = core.attend(q, latents, up, spans, LITE.scale)
         seeing = right_lse > -torch.inf
-        assert torch.equal(lse > -torch.inf, seeing) and lse.shape == right_lse.shape
+        assert torch.equal(lse > NOTHING, seeing) and lse.shape == right_lse.shape
         torch.testing.assert_close(out[seeing], right[seeing], rtol=3e-2, atol=3e-2)
-        torch.testing.assert_close(lse, right_lse, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(lse[seeing], right_lse[seeing], rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_expanded(chunk: int, processors: int, form: str, name: Core) -> None:
 
 @pytest.mark.parametrize("name", CORES)
 def test_few_queries_see_a_long_prefix_in_parts(name: Core) -> None:
-    case = case_of((16000, 9000), (200, 300))
+    case = case_of((16000, 9000), (200, 250))  # 64 tiles: two parts
     settings = MlaSettings(chunk_tokens=32768, may_expand=True, processors=PROCESSORS)
     attention = build_attention(case, settings, name)
     whole, _ = run(case, MlaSettings(chunk_tokens=32768, may_expand=True), name)

@@ -320,7 +320,12 @@ def test_prompts_have_graphs_up_to_where_launches_matter() -> None:
     assert sizes[:3] == (16, 32, 48) and sizes[-2:] == (896, 1024)
     assert all(high <= low * 2 for low, high in zip(sizes, sizes[1:], strict=False))
     assert prefill_sizes(100)[-1] == 96 and prefill_sizes(8) == ()
-    assert decide().runners[0].prefill_graph_sizes == sizes
+    assert decide().runners[0].prefill_graph_sizes == prefill_sizes(400)  # of 8 billion parameters
+    small = gpu_facts(model={"num_parameters": 1_500_000_000})
+    assert decide(small).runners[0].prefill_graph_sizes == prefill_sizes(2048)
+    config = {**gpu_facts().model.config, "num_experts": 128, "moe_intermediate_size": 768}
+    experts = gpu_facts(model={"config": config})
+    assert decide(experts).runners[0].prefill_graph_sizes == prefill_sizes(2048)
     assert decide(max_step_tokens=300).runners[0].prefill_graph_sizes[-1] == 256
     assert decide(cuda_graph_prefill_tokens=0).runners[0].prefill_graph_sizes == ()
     assert decide(cuda_graph_prefill_tokens=2048).runners[0].prefill_graph_sizes[-1] == 2048

@@ -48,6 +48,7 @@ def fill(cache: Path) -> None:
     kernel = cache / "gpu" / "triton" / "KEY"
     kernel.mkdir(parents=True)
     (kernel / "add.cubin").write_bytes(b"cubin")
+    (kernel / "add.ptx").write_text("what the cubin was made of")
     (kernel / "add.json").write_text("{}")
     group = {name: str(kernel / name) for name in ("add.cubin", "add.json")}
     (kernel / "__grp__add.json").write_text(json.dumps({"child_paths": group}))
@@ -144,7 +145,7 @@ def test_a_pack_arrives_whole_and_points_where_it_lies(tmp_path: Path, there: Ma
     collect_ready(str(here), MACHINE, None)
     assert pack(str(here), MACHINE, file) == file.stat().st_size
     with tarfile.open(file) as archive:
-        assert not [name for name in archive.getnames() if name.endswith(".o")]
+        assert not [name for name in archive.getnames() if name.endswith((".o", ".ptx"))]
     assert unpack(file, str(other), there) == 5
     kernel = other / "gpu" / "triton" / "KEY"
     group = json.loads((kernel / "__grp__add.json").read_text())["child_paths"]
