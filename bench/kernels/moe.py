@@ -207,11 +207,12 @@ def other_plans(tokens: int, shape: Shape, parts: list[str]) -> Iterator[Plan]:
             whole = TilePlan(rows, block, stages, warps, swap)
             yield Plan(tile, whole, whole)
         for numbers in FETCHES.get(tile, ()):
-            fetched = FetchPlan(*numbers)
-            yield Plan(tile, fetched, fetched)
-            if tile == 128:
-                yield replace(plans.FETCHED, gate_up=fetched)
-                yield replace(plans.FETCHED, down=fetched)
+            for streams in (0, 1, 2):
+                fetched = FetchPlan(*numbers, streams=streams)
+                yield Plan(tile, fetched, fetched)
+                if tile == 128:
+                    yield replace(plans.FETCHED, gate_up=fetched)
+                    yield replace(plans.FETCHED, down=fetched)
 
 
 def search(case: Case, tokens: int, parts: list[str]) -> None:

@@ -56,8 +56,119 @@ def multiply_tiles(
             total += tl.dot(x.to(tl.float32), weight.to(tl.float32).T)
         else:
             total = tl.dot(x, weight.T, total)
+    finish_tile(
+        total,
+        tl.program_id(0),
+        expert,
+        entries,
+        places,
+        is_row,
+        x_scale_ptr,
+        scale_ptr,
+        factors_ptr,
+        out_ptr,
+        num_rows,
+        TOP,
+        TILE,
+        ROWS,
+        GATED,
+    )
+
+
+@triton.jit
+def stream_tiles(
+    x_ptr,
+    x_tiles,
+    weight_tiles,
+    x_scale_ptr,
+    scale_ptr,
+    sorted_ptr,
+    blocks_ptr,
+    factors_ptr,
+    out_ptr,
+    num_blocks,
+    num_rows,
+    TOP: tl.constexpr,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    WIDE: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """`multiply_tiles` by as many programs as there are multiprocessors: each fetches for its next tile
+    while it writes one."""
+    used = 0
+    for at in range(0, num_blocks, 128):
+        block = at + tl.arange(0, 128)
+        owner = tl.load(blocks_ptr + block * 4, mask=block < num_blocks, other=-1)
+        used += tl.sum((owner >= 0).to(tl.int32), 0)
+    row_tiles = (num_rows + ROWS - 1) // ROWS
+    columns = tl.arange(0, BLOCK)
+    for tile in tl.range(
+        tl.program_id(0), used * row_tiles, tl.num_programs(0), num_stages=STAGES, flatten=True
+    ):
+        row_tile = tile % row_tiles
+        entry = blocks_ptr + tile // row_tiles * 4
+        expert = tl.load(entry)
+        begin = tl.load(entry + 1)
+        places = begin + tl.arange(0, TILE)
+        is_row = places < tl.load(entry + 2)
+        entries = tl.load(sorted_ptr + places, mask=is_row, other=0)
+        row = expert * num_rows + row_tile * ROWS
+        total = tl.zeros([TILE, ROWS], tl.float32)
+        for k in tl.range(0, K, BLOCK):
+            if GATED:
+                token = (entries // TOP).to(tl.int64)
+                x = tl.load(x_ptr + token[:, None] * K + (k + columns)[None, :])
+            else:
+                x = x_tiles.load([begin, k])
+            weight = weight_tiles.load([row, k])
+            if WIDE:
+                total += tl.dot(x.to(tl.float32), weight.to(tl.float32).T)
+            else:
+                total = tl.dot(x, weight.T, total)
+        finish_tile(
+            total,
+            row_tile,
+            expert,
+            entries,
+            places,
+            is_row,
+            x_scale_ptr,
+            scale_ptr,
+            factors_ptr,
+            out_ptr,
+            num_rows,
+            TOP,
+            TILE,
+            ROWS,
+            GATED,
+        )
+
+
+@triton.jit
+def finish_tile(
+    total,
+    row_tile,
+    expert,
+    entries,
+    places,
+    is_row,
+    x_scale_ptr,
+    scale_ptr,
+    factors_ptr,
+    out_ptr,
+    num_rows,
+    TOP: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """Writes what is made of a tile's sums: total, [TILE, ROWS]."""
     if scale_ptr is not None:
-        held = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        held = row_tile * ROWS + tl.arange(0, ROWS)
         scale_at = scale_ptr + expert * num_rows + held
         total *= tl.load(scale_at, mask=held < num_rows, other=0.0)[None, :]
         x_row = entries // TOP if GATED else places
@@ -65,7 +176,7 @@ def multiply_tiles(
     if GATED:
         gate, up = tl.split(tl.reshape(total, [TILE, ROWS // 2, 2]))
         made = gate / (1.0 + tl.exp(-gate)) * up
-        channels = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
+        channels = row_tile * (ROWS // 2) + tl.arange(0, ROWS // 2)
         width = num_rows // 2
         out_at = out_ptr + places.to(tl.int64)[:, None] * width + channels[None, :]
         is_held = is_row[:, None] & (channels < width)[None, :]
@@ -77,7 +188,7 @@ def multiply_tiles(
         left, right = split_columns(made)
         first, second = split_columns(left)
         third, fourth = split_columns(right)
-        rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS // 4)
+        rows = row_tile * ROWS + tl.arange(0, ROWS // 4)
         out_at = out_ptr + entries.to(tl.int64) * num_rows
         store_rows(out_at, rows, num_rows, is_row, first)
         store_rows(out_at, rows + ROWS // 4, num_rows, is_row, second)

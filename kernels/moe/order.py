@@ -38,6 +38,6 @@ class Sorter:
         numbers = (entries, first, num_experts)
         self._count(grid, (experts, counts), numbers, (chunk, width), num_warps=WARPS)
         seen = max(1, SEEN // width)
-        tensors, constants = (experts, counts, order, blocks), (tile, chunk, width, seen)
-        self._many(grid, tensors, (*sizes, num_experts), constants, num_warps=WARPS)
+        tensors, shape = (experts, counts, order, blocks), (tile, chunk, width, seen)
+        self._many(grid, tensors, (*sizes, num_experts), shape, num_warps=WARPS)
         return order, blocks

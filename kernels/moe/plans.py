@@ -42,13 +42,15 @@ class TilePlan:
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """For `large.multiply_tiles`. `registers`: most of a thread; 0: as many as there are."""
+    """For `large.multiply_tiles`, or `stream_tiles`. `registers`: most of a thread; 0: as many as there
+    are."""
 
     rows: int
     block: int
     stages: int
     warps: int
     registers: int = 0
+    streams: int = 0  # programs of `stream_tiles` on each multiprocessor; 0: `multiply_tiles`
 
 
 GroupPlan = TilePlan | FetchPlan

@@ -15,7 +15,7 @@ from kernels.moe import MoeOps
 from kernels.moe.choose import choose_experts
 from kernels.moe.few import down_few, gate_few
 from kernels.moe.grouped import add_entries, multiply_blocks
-from kernels.moe.large import multiply_tiles
+from kernels.moe.large import multiply_tiles, stream_tiles
 from kernels.moe.order import Sorter
 from kernels.moe.plans import DownPlan, FetchPlan, FewPlan, GroupPlan, Plan, find_plan, fit, widen
 from kernels.moe.routing import Routing
@@ -271,25 +271,19 @@ def fetch_and_multiply(
     tiles = None
     if factors is not None:
         tiles = TensorDescriptor.from_tensor(x, [tile, plan.block])
-    multiply_tiles[(-(-rows // plan.rows), blocks.shape[0], 1)](
-        x if tiles is None else None,
-        tiles,
-        weights,
-        x_scales,
-        stacked.scales,
-        order,
-        blocks,
-        factors,
-        out,
-        rows,
-        top,
-        size,
-        tile,
-        plan.rows,
-        plan.block,
-        plan.stages,
-        not x.is_cuda,
-        factors is None,
-        num_warps=plan.warps,
-        maxnreg=plan.registers or None,
-    )
+    row_tiles, num_blocks = -(-rows // plan.rows), blocks.shape[0]
+    places = (order, blocks, factors, out)
+    given = (None if tiles else x, tiles, weights, x_scales, stacked.scales, *places)
+    shape = (top, size, tile, plan.rows, plan.block, plan.stages, not x.is_cuda, factors is None)
+    options = {"num_warps": plan.warps, "maxnreg": plan.registers or None}
+    if plan.streams:
+        programs = min(plan.streams * count_multiprocessors(x.device), row_tiles * num_blocks)
+        stream_tiles[(programs,)](*given, num_blocks, rows, *shape, **options)
+    else:
+        multiply_tiles[(row_tiles, num_blocks)](*given, rows, *shape, **options)
+
+
+def count_multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 3  # interpreted; so few that each has several tiles
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
