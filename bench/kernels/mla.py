@@ -2,8 +2,8 @@
 check.
 
 Decode in TB/s of latents read and the share of the memory's own rate, with other tile shapes beside ours
-(--tune) or FlashInfer's kernel (--flashinfer); expanded attention in TFLOP/s of what a causal mask leaves; what surrounds them in
-microseconds.
+(--tune) or FlashInfer's kernel (--flashinfer); expanded attention in TFLOP/s of what a causal mask
+leaves; what surrounds them in microseconds.
 """
 
 from __future__ import annotations

@@ -350,16 +350,15 @@ class ModelRunner:
     def _select_pair(self) -> BackendPair:
         is_cuda = self.device.type == "cuda"
         major, minor = torch.cuda.get_device_capability(self.device) if is_cuda else (0, 0)
-        latent = self.arch.latent
         need = Need(
             device=self.device.type,
             dtype=str(self.kv_cache_dtype).removeprefix("torch."),
             query_dtype=self.spec.dtype,
             head_dim=self.arch.head_dim,
-            latent=latent is not None,
+            latent=self.arch.latent is not None,
             value_dim=self.arch.value_dim,
-            absorbed_dims=(0, 0) if latent is None else (latent.rank, latent.rope),
-            heads=0 if latent is None else self.arch.num_heads,
+            absorbed_dims=self.arch.absorbed_dims,
+            heads=self.arch.num_heads,
             relative=self.arch.relative is not None,
             window=any(window is not None for window in self.arch.windows),
             has_library=self.ops.implementation == "native",
