@@ -2,8 +2,8 @@
 check.
 
 Decode in TB/s of latents read and the share of the memory's own rate, with other tile shapes beside ours
-(--tune); expanded attention in TFLOP/s of what a causal mask leaves; what surrounds them in
-microseconds.
+(--tune) or FlashInfer's kernel (--flashinfer); expanded attention in TFLOP/s of what a causal mask
+leaves; what surrounds them in microseconds.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 
 import torch
 
@@ -27,13 +28,16 @@ from kernels.mla_attention.triton import (
 )
 from kernels.mla_attention.triton_spans import SpanAttention, cut_spans
 from srt.attention.mla import Spans
-from srt.attention.mla_flashinfer import FlashInferMla
+from srt.attention.mla_flashinfer import WORKSPACE_BYTES, FlashInferMla
+from srt.attention.mla_flashinfer_absorbed import FlashInferAbsorbed
 from srt.layers.latent import LatentArch, UpProjection
+from srt.protocols.attention import AttentionBatch
 
 LITE = LatentArch(rank=512, nope=128, rope=64, value=128, q_rank=None, scale=0.1, interleaved=True)
 HEADS, PAGE = 16, 16
 ROTATED_BYTES = 400e6
 BF16 = torch.bfloat16
+RIVALLED = ((1, 4096), (64, 4096), (256, 1024))
 DECODES = ((1, 256), (1, 4096), (1, 32768), (8, 1024), (32, 1024), (64, 4096), (256, 1024))
 SPANS = (
     *(((1024,), (1024,)), ((8192,), (8192,)), ((2048,) * 4, (2048,) * 4)),
@@ -70,6 +74,23 @@ class Decodes:
             page_size=PAGE,
             rows=self.rows,
             starts=self.starts,
+        )
+
+    def batch(self) -> AttentionBatch:
+        num, start = len(self.rows), int(self.starts[0])
+        whole = torch.arange(num, device="cuda")
+        return AttentionBatch(
+            num_decode=num,
+            page_size=PAGE,
+            page_table=self.table,
+            rows=self.rows,
+            starts=self.starts,
+            lengths=torch.ones_like(self.rows),
+            rows_host=list(range(num)),
+            starts_host=[start] * num,
+            lengths_host=[1] * num,
+            slots=whole,
+            positions=whole,
         )
 
     def time(self, work: Work) -> float:
@@ -138,6 +159,37 @@ def show_decodes(rate: float, tune: bool) -> None:
                 f"{speed:.2f} TB/s, {speed * 1e12 / rate:.0%} of the floor",
                 flush=True,
             )
+
+
+def show_rival(rate: float) -> None:
+    """FlashInfer's kernel over the same latents, planned beforehand; and how long its plan takes the
+    host."""
+    rival = FlashInferAbsorbed(
+        lambda device: torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    )
+    for rows, length in RIVALLED:
+        case = Decodes(rows, length)
+        batch, work = case.batch(), case.work(decode_shape())
+        call = partial(rival.attend, case.q_latent, case.q[:, :, LITE.nope :], scale=LITE.scale)
+        plans = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            rival.plan(batch)
+            began = perf_counter()
+            found = call(plane=case.planes[0])
+            plans.append((perf_counter() - began) * 1e6)
+        LatentAttention(case.q.device).run(
+            work, case.q_latent, case.q, case.planes[0], case.out, LITE.scale
+        )
+        torch.testing.assert_close(found, case.out, rtol=2e-2, atol=2e-2)
+        taken = microseconds([partial(call, plane=plane) for plane in case.planes])
+        speed = case.bytes / taken / 1e6
+        print(
+            f"decode {rows} x {length}, flashinfer: right, {taken:.1f} us, {speed:.2f} TB/s, "
+            f"{speed * 1e12 / rate:.0%} of the floor (ours: {case.time(work):.1f} us); plan and launch "
+            f"{min(plans):.0f} us of the host",
+            flush=True,
+        )
 
 
 def show_spans(rivals: bool) -> None:
@@ -226,6 +278,8 @@ def main() -> None:
         rate = memory_bandwidth()
         print(f"memory: {rate / 1e12:.2f} TB/s")
         show_decodes(rate, options.tune)
+        if options.flashinfer:
+            show_rival(rate)
         show_spans(options.flashinfer)
         show_surroundings()
 

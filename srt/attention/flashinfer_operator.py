@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -36,9 +37,28 @@ def have_prefill(
         False,
     )  # no rotation, window, cap; sums in float32
     operator = gen_batch_prefill_module(kernel_of(device), query, cache, query, torch.int32, *sizes)
+    _compile(operator, f"prefill of heads of {query_dim} and {value_dim}", show)
+
+
+def have_absorbed(
+    rank: int,
+    rope: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    show: Callable[[str, float | None], None],
+) -> None:
+    """The same of MLA over latents of `rank` numbers and rotated keys of `rope`."""
+    from flashinfer.jit import gen_batch_mla_module
+
+    sizes = (rank, rope, False)  # no profiler
+    operator = gen_batch_mla_module(kernel_of(device), dtype, dtype, dtype, torch.int32, *sizes)
+    _compile(operator, f"MLA of latents of {rank} and {rope}", show)
+
+
+def _compile(operator: Any, what: str, show: Callable[[str, float | None], None]) -> None:
     if operator.is_compiled:
         return
-    name = f"compile: flashinfer's prefill of heads of {query_dim} and {value_dim}"
+    name = f"compile: flashinfer's {what}"
     show(f"{name}, a minute or two", None)
     began = time.monotonic()
     operator.build_and_load()

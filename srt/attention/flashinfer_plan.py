@@ -18,7 +18,8 @@ Ints = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a plan depends on beside the batch."""
+    """What a plan depends on beside the batch. `rope`: of MLA, the numbers behind `dim` that the scores
+    see."""
 
     heads: int
     num_kv: int
@@ -27,6 +28,7 @@ class Shape:
     scale: float
     dtype: torch.dtype
     kv_dtype: torch.dtype
+    rope: int = 0
 
 
 class Planned:

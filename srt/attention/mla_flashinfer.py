@@ -1,5 +1,5 @@
-"""The expanded form of MLA by FlashInfer's prefill over K and V side by side, which on Hopper is FA3 and
-made for heads of 192 and 128 numbers only.
+"""MLA by FlashInfer: the expanded form by its prefill over K and V side by side, which on Hopper is FA3
+and made for heads of 192 and 128 numbers only; the absorbed form is `mla_flashinfer_absorbed`'s.
 
 Its logarithms are those of base 2; who merges wants natural ones. K and V may be any multiple of 16
 bytes apart. A plan lies in a wrapper's own memory on the device, so that a step may have several; the
@@ -18,6 +18,7 @@ from kernels.transfer import pin
 from srt.attention.flashinfer_operator import kernel_of
 from srt.attention.flashinfer_plan import Planned, Shape, running
 from srt.attention.mla import Spans
+from srt.attention.mla_flashinfer_absorbed import FlashInferAbsorbed
 from srt.layers.latent import UpProjection
 from srt.protocols.attention import AttentionBatch
 from srt.protocols.kv_pool import KVPool
@@ -27,9 +28,8 @@ LN_2 = 0.6931471805599453
 
 
 class FlashInferMla:
-    """A `srt.attention.mla.MlaCore` for what is expanded; another one absorbs. Each of a step's spans
-    has a wrapper of its own, planned in the first layer; the next step takes those that were used
-    longest ago."""
+    """A `srt.attention.mla.MlaCore`. Each of a step's spans has a wrapper of its own, planned in the
+    first layer; the next step takes those that were used longest ago."""
 
     name = "flashinfer"
 
@@ -37,20 +37,25 @@ class FlashInferMla:
         self._workspace: torch.Tensor | None = None
         self._free: deque[Planned] = deque()
         self._used: dict[Spans, Planned] = {}
+        self._absorbed = FlashInferAbsorbed(self._space)
 
     def start(self) -> None:
         self._free.extend(self._used.values())
         self._used.clear()
 
     def plan(self, batch: AttentionBatch) -> None:
-        raise AssertionError("the capability table says that it does not absorb")
+        self._absorbed.plan(batch)
 
-    capture = replay = plan
+    def capture(self, batch: AttentionBatch) -> None:
+        self._absorbed.capture(batch)
+
+    def replay(self, batch: AttentionBatch) -> None:
+        self._absorbed.replay(batch)
 
     def absorbed(
         self, q: torch.Tensor, layer: int, pool: KVPool, up: UpProjection, scale: float
     ) -> torch.Tensor:
-        raise AssertionError("the capability table says that it does not absorb")
+        return self._absorbed.absorbed(q, layer, pool, up, scale)
 
     def attend(
         self, q: torch.Tensor, latents: torch.Tensor, up: UpProjection, spans: Spans, scale: float
@@ -98,7 +103,10 @@ class FlashInferMla:
     def _wrapper(self, device: torch.device) -> Any:
         import flashinfer
 
+        kernel = kernel_of(device)
+        return flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._space(device), backend=kernel)
+
+    def _space(self, device: torch.device) -> torch.Tensor:
         if self._workspace is None:
             self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        kernel = kernel_of(device)
-        return flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, backend=kernel)
+        return self._workspace

@@ -13,6 +13,7 @@ FP8 = "float8_e4m3fn"
 HALVES = frozenset({"bfloat16", "float16"})
 
 DEVICES = {"cpu": ("CPUs", "the CPU"), "cuda": ("GPUs", "the GPU")}
+MOST_HEADS = 128  # of MLA absorbed by FlashInfer
 FLAG_WORDS = {FP8: "fp8_e4m3"}  # types that flags call otherwise than torch
 
 
@@ -20,7 +21,9 @@ FLAG_WORDS = {FP8: "fp8_e4m3"}  # types that flags call otherwise than torch
 class Capability:
     """`dtypes`: of the KV pool. `head_dims` None: any up to `max_head_dim`. `library`: what must be
     there. `min_capability`: the oldest GPU, 80 for 8.0. `has_latent`: the halves of MLA it computes.
-    `latent_dims`: of MLA's queries and values, None: any. `ready`: what an open wish takes, as (KV
+    `latent_dims`: of MLA's queries and values where they are expanded, None: any. `absorbed_dims`: of
+    its latents and rotated keys, None: any; then its masks want a power of two of heads, up to
+    `MOST_HEADS`. `ready`: what an open wish takes, as (KV
     dtype, head_dim), since it is compiled or worth it; None: nothing is compiled for minutes."""
 
     name: str
@@ -33,12 +36,14 @@ class Capability:
     has_tree: bool
     has_cap: bool
     has_graph: bool
+    plans_on_host: bool
     is_deterministic: bool
     library: Library | None
     min_capability: int
     ready: frozenset[tuple[str, int]] | None
     has_latent: frozenset[Half] = frozenset()
     latent_dims: tuple[int, int] | None = None
+    absorbed_dims: tuple[int, int] | None = None
     has_relative: bool = False
 
 
@@ -49,8 +54,9 @@ class Need:
     GPU, 90 for 9.0, 0 where unknown. `tree`: slices whose tokens do not simply see what lies before
     them. `cap`: scores are capped. `deterministic`: the same bits whatever else is in the batch.
     `latent`: attention is MLA; its heads are of any size. `value_dim`: of V, where it matters: MLA.
+    `absorbed_dims`: of MLA's latent and rotated key. `heads`: of the queries, where it matters: MLA.
     `relative`: scores depend on the distance. `flashinfer_trouble`: what it lacks where `has_flashinfer`
-    is False."""
+    is False. `expanded_trouble`, `absorbed_trouble`: why its operators for MLA cannot be had."""
 
     device: str
     dtype: str
@@ -67,6 +73,10 @@ class Need:
     deterministic: bool = False
     latent: bool = False
     value_dim: int = 0
+    absorbed_dims: tuple[int, int] = (0, 0)
+    heads: int = 0
+    expanded_trouble: str = ""
+    absorbed_trouble: str = ""
     relative: bool = False
 
 
@@ -82,6 +92,7 @@ TABLE: tuple[Capability, ...] = (
         has_tree=True,
         has_cap=False,
         has_graph=False,
+        plans_on_host=False,
         is_deterministic=True,
         library="native",
         min_capability=0,
@@ -98,12 +109,14 @@ TABLE: tuple[Capability, ...] = (
         has_tree=False,
         has_cap=False,
         has_graph=True,
+        plans_on_host=True,
         is_deterministic=False,
         library="flashinfer",
         min_capability=80,
         ready=frozenset({("bfloat16", 128), ("bfloat16", 192)}),
-        has_latent=frozenset({"prefill"}),
+        has_latent=frozenset({"prefill", "decode"}),
         latent_dims=(192, 128),
+        absorbed_dims=(512, 64),
     ),
     Capability(
         name="triton",
@@ -116,6 +129,7 @@ TABLE: tuple[Capability, ...] = (
         has_tree=True,
         has_cap=True,
         has_graph=True,
+        plans_on_host=False,
         is_deterministic=True,
         library="triton",
         min_capability=80,
@@ -133,6 +147,7 @@ TABLE: tuple[Capability, ...] = (
         has_tree=True,
         has_cap=False,
         has_graph=False,
+        plans_on_host=False,
         is_deterministic=False,
         library=None,
         min_capability=0,
@@ -165,15 +180,7 @@ def lacks(row: Capability, need: Need, half: Half = "decode") -> list[str]:
     if need.dtype != query_dtype and need.dtype not in row.dtypes:
         found.append(f"reads a KV cache in {_words(row.dtypes)}, not {_word(need.dtype)}")
     if need.latent:
-        if half not in row.has_latent:
-            found.append(f"cannot {half} MLA")
-        elif need.dtype == FP8:
-            found.append(f"reads no latents in {_word(need.dtype)}")
-        elif row.latent_dims not in (None, dims := (need.head_dim, need.value_dim)):
-            can, asked = _sizes(row.latent_dims), _sizes(dims)
-            found.append(f"takes MLA's heads of {can} numbers, not {asked}")
-        elif row.name == "flashinfer" and not need.has_triton:
-            found.append("joins its parts with Triton, which is not installed")
+        found += _lacks_of_latents(row, need, half)
     elif row.head_dims is not None and need.head_dim not in row.head_dims:
         sizes = ", ".join(map(str, sorted(row.head_dims)))
         found.append(f"takes heads of {sizes}, not {need.head_dim}")
@@ -206,6 +213,32 @@ def lacks(row: Capability, need: Need, half: Half = "decode") -> list[str]:
     return found
 
 
+def _lacks_of_latents(row: Capability, need: Need, half: Half) -> list[str]:
+    if half not in row.has_latent:
+        return [f"cannot {half} MLA"]
+    if need.dtype == FP8:
+        return [f"reads no latents in {_word(need.dtype)}"]
+    found = []
+    if half == "prefill":
+        if row.latent_dims not in (None, dims := (need.head_dim, need.value_dim)):
+            can, asked = _sizes(row.latent_dims), _sizes(dims)
+            found.append(f"takes MLA's heads of {can} numbers, not {asked}")
+        if row.name == "flashinfer" and not need.has_triton:
+            found.append("joins its parts with Triton, which is not installed")
+    elif row.absorbed_dims is not None:
+        if row.absorbed_dims != need.absorbed_dims:
+            can, asked = _sizes(row.absorbed_dims), _sizes(need.absorbed_dims)
+            found.append(f"takes MLA's latents and rotated keys of {can} numbers, not {asked}")
+        if need.heads & (need.heads - 1) or need.heads > MOST_HEADS:
+            found.append(f"takes 1, 2, 4 .. {MOST_HEADS} heads of MLA, not {need.heads}")
+        if need.query_dtype not in (None, need.dtype):
+            found.append(f"reads latents in the type it computes in, not {_word(need.dtype)}")
+    trouble = need.expanded_trouble if half == "prefill" else need.absorbed_trouble
+    if row.library == "flashinfer" and trouble:
+        found.append(trouble)
+    return found
+
+
 def is_ready(row: Capability, need: Need) -> bool:
     """Whether it runs without minutes of compiling; an open wish takes no other."""
     if row.ready is None:
@@ -217,6 +250,11 @@ def is_ready(row: Capability, need: Need) -> bool:
 def can_record(name: str) -> bool:
     """Whether a decode step of this backend can be a CUDA graph."""
     return next(row.has_graph for row in TABLE if row.name == name)
+
+
+def plans_on_host(name: str) -> bool:
+    """Whether a recorded step needs the host to know its rows' lengths."""
+    return next(row.plans_on_host for row in TABLE if row.name == name)
 
 
 def _sizes(dims: tuple[int, int] | None) -> str:

@@ -66,7 +66,8 @@ class MachineFacts:
     torch_cuda: str = ""  # the CUDA that torch is built for, e.g. 13.0; "": a build for CPUs
     triton_trouble: str = ""  # why Triton could not run here although it is installed
     flashinfer_trouble: str = ""  # the same of FlashInfer
-    flashinfer_latent_trouble: str = ""  # the same of its operator for MLA
+    flashinfer_latent_trouble: str = ""  # the same of its operator for MLA expanded
+    flashinfer_absorbed_trouble: str = ""  # and for MLA absorbed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

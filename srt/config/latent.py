@@ -29,9 +29,14 @@ def value_dim(config: Mapping[str, Any]) -> int:
     return int(config["v_head_dim"])
 
 
+def absorbed_dims(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Of the latent, and of the key that all heads rotate alike."""
+    return int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"])
+
+
 def latent_width(config: Mapping[str, Any]) -> int:
     """Numbers of one token in one layer: the latent, and the key that all heads rotate alike."""
-    return int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"])
+    return sum(absorbed_dims(config))
 
 
 def parameter_count(config: Mapping[str, Any]) -> int:

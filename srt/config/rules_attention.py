@@ -3,7 +3,8 @@ table in `capability` is asked again, with all that only loading knows.
 
     cuda   prefill  flashinfer where it is ready: its FA3 prefill is the fastest on sm_90; else triton.
                     Of MLA it is what is expanded, by an operator that may have to be compiled first
-           decode   triton: split over the keys, in CUDA graphs, every head size
+           decode   triton: split over the keys, in CUDA graphs, every head size. FlashInfer has to
+                    be asked for: it plans on the host before every step
     cpu    both     native where its kernels can be had, else sdpa
 """
 
@@ -16,7 +17,7 @@ from srt.config.capability import FLAG_WORDS, FP8, TABLE, Half, Need, is_ready, 
 from srt.config.decisions import Decisions
 from srt.config.facts import GpuFacts, MachineFacts, ModelFacts
 from srt.config.inkling import is_inkling
-from srt.config.latent import is_latent, value_dim
+from srt.config.latent import absorbed_dims, is_latent, value_dim
 from srt.config.rules_device import INSTALL
 from srt.errors import ConfigError
 
@@ -38,7 +39,7 @@ def place_of(
     """What the runner's attention needs, as far as it is known before loading."""
     latent = is_latent(model.architecture)
     trouble = (
-        machine.flashinfer_trouble or (machine.flashinfer_latent_trouble if latent else "")
+        machine.flashinfer_trouble
         if "flashinfer-python" in machine.versions
         else f"flashinfer-python is not installed ({INSTALL})"
     )
@@ -47,7 +48,7 @@ def place_of(
         capability=0 if gpu is None else gpu.capability,
         has_library=native,
         has_flashinfer=not trouble,
-        flashinfer_trouble=f"cannot run here: {trouble}",
+        flashinfer_trouble=_here(trouble),
         has_triton=gpu is not None,  # without it no model runs on a GPU
         deterministic=deterministic,
         dtype=FP8 if kv_cache_dtype == FLAG_WORDS[FP8] else kv_cache_dtype,
@@ -56,8 +57,16 @@ def place_of(
         window=has_window(model),
         latent=latent,
         value_dim=value_dim(model.config) if latent else 0,
+        absorbed_dims=absorbed_dims(model.config) if latent else (0, 0),
+        heads=model.num_heads if latent else 0,
+        expanded_trouble=_here(machine.flashinfer_latent_trouble),
+        absorbed_trouble=_here(machine.flashinfer_absorbed_trouble),
         relative=is_inkling(model.architecture),
     )
+
+
+def _here(trouble: str) -> str:
+    return trouble and f"cannot run here: {trouble}"
 
 
 def has_window(model: ModelFacts) -> bool:

@@ -24,7 +24,8 @@ from srt.config.facts import MachineFacts
 
 FOLDER = "gpu"
 PACKAGE = "flashinfer_jit_cache"
-MLA_OPERATOR = "batch_prefill_with_kv_cache_*_head_dim_qk_192_head_dim_vo_128_*"
+EXPANDED_OPERATOR = "batch_prefill_with_kv_cache_*_head_dim_qk_192_head_dim_vo_128_*"
+ABSORBED_OPERATOR = "batch_mla_attention_*_head_dim_ckv_512_head_dim_kpe_64_profiler_False*"
 ShowPhase = Callable[[str, float | None], None]
 
 
@@ -54,6 +55,15 @@ def look_for_kernels(machine: MachineFacts, cache_folder: str) -> MachineFacts:
     ready = ready_folder(cache_folder, machine)
     has_operators = (ready is not None and ready.is_dir()) or find_spec(PACKAGE) is not None
     can_compile = _has_nvcc()
+
+    def trouble_of(operator: str, form: str) -> str:
+        if can_compile or _has_operator(ready, operator):
+            return ""
+        return (
+            f"flashinfer finds no compiled operator for MLA {form} here and no nvcc to compile it "
+            "with; bring it (`tandem warm --unpack`)"
+        )
+
     return replace(
         machine,
         triton_trouble=""
@@ -64,19 +74,17 @@ def look_for_kernels(machine: MachineFacts, cache_folder: str) -> MachineFacts:
         if has_operators or can_compile
         else "flashinfer finds no compiled operators here and no nvcc to compile them with; install "
         "flashinfer-jit-cache or the CUDA toolkit, or bring them (`tandem warm --unpack`)",
-        flashinfer_latent_trouble=""
-        if can_compile or _has_latent_operator(ready)
-        else "flashinfer finds no compiled operator for MLA here and no nvcc to compile it with; bring "
-        "it (`tandem warm --unpack`)",
+        flashinfer_latent_trouble=trouble_of(EXPANDED_OPERATOR, "expanded"),
+        flashinfer_absorbed_trouble=trouble_of(ABSORBED_OPERATOR, "absorbed"),
     )
 
 
-def _has_latent_operator(ready: Path | None) -> bool:
+def _has_operator(ready: Path | None, operator: str) -> bool:
     folders = [] if ready is None else [ready / PACKAGE]
     spec = find_spec(PACKAGE)
     if spec is not None:
         folders += map(Path, spec.submodule_search_locations or ())
-    return any(any((each / "jit_cache").glob(f"{MLA_OPERATOR}/*.so")) for each in folders)
+    return any(any((each / "jit_cache").glob(f"{operator}/*.so")) for each in folders)
 
 
 def _has_launchers(cache_folder: str) -> bool:

@@ -58,6 +58,11 @@ class Arch:
         return self.head_dim if self.latent is None else self.latent.value
 
     @property
+    def absorbed_dims(self) -> tuple[int, int]:
+        """Of MLA's latent and rotated key; (0, 0) without."""
+        return (0, 0) if self.latent is None else (self.latent.rank, self.latent.rope)
+
+    @property
     def kv_items(self) -> int:
         """Numbers that a token leaves in the KV cache, over all layers."""
         if self.relative is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, overload
 
 import torch
 
-from srt.attention.flashinfer_operator import have_prefill
+from srt.attention.flashinfer_operator import have_absorbed, have_prefill
 from srt.config.context import (
     RuntimeContext,
     get_context,
@@ -173,12 +173,20 @@ def _load_target(
     )
     if runner.attention_pair.prefill == "flashinfer":
         run(lambda: _have_prefill(runner, show))
+    if runner.arch.latent is not None and runner.attention_pair.decode == "flashinfer":
+        run(lambda: _have_absorbed(runner, show))
     return runner
 
 
 def _have_prefill(runner: ModelRunner, show: ShowPhase) -> None:
     dims = runner.arch.head_dim, runner.arch.value_dim
     have_prefill(*dims, (runner.dtype, runner.kv_cache_dtype), runner.device, show)
+
+
+def _have_absorbed(runner: ModelRunner, show: ShowPhase) -> None:
+    latent = runner.arch.latent
+    assert latent is not None
+    have_absorbed(latent.rank, latent.rope, runner.dtype, runner.device, show)
 
 
 def _load_drafts(

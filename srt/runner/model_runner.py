@@ -339,9 +339,8 @@ class ModelRunner:
 
     def build_load_config(self, load_format: str | None = None) -> LoadConfig:
         """Where the weights are and how they are stored; None: as the runner's spec says."""
-        return LoadConfig(
-            path=Path(self.spec.model_path), load_format=load_format or self.load_format
-        )
+        path = Path(self.spec.model_path)
+        return LoadConfig(path=path, load_format=load_format or self.load_format)
 
     def _draft_load_format(self) -> str | None:
         """A draft's own load format; a target has none."""
@@ -357,6 +356,8 @@ class ModelRunner:
             head_dim=self.arch.head_dim,
             latent=self.arch.latent is not None,
             value_dim=self.arch.value_dim,
+            absorbed_dims=self.arch.absorbed_dims,
+            heads=self.arch.num_heads,
             relative=self.arch.relative is not None,
             window=any(window is not None for window in self.arch.windows),
             has_library=self.ops.implementation == "native",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from srt.config.context import get_spec
+from srt.config.capability import plans_on_host
+from srt.config.context import get_context, get_spec
 from srt.protocols.drafter import Drafter
 from srt.protocols.worker import Worker
 from srt.runner.device_worker import DeviceWorker
@@ -130,8 +131,11 @@ def speculate_on_device(plain: DeviceWorker, drafts: list[ModelRunner]) -> Chain
 
 def stays_on_device() -> bool:
     """Whether the published algorithm's guesses need nothing of the host: chains of a network that reads
-    features, drawn whole and looked up nowhere."""
-    spec = get_spec()
+    features, drawn whole and looked up nowhere, by attention that nobody has to plan."""
+    spec, context = get_spec(), get_context()
+    runners = (context.target, *context.drafts)
+    if any(plans_on_host(each.decode_attention_backend) for each in runners):
+        return False
     return (
         spec.speculative_algorithm in ("eagle", "eagle3")
         and spec.speculative_eagle_topk == 1

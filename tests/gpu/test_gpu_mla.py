@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -55,24 +56,26 @@ MODEL = {
 DUMMY = ("--load-format", "dummy", "--seed", "3")
 
 
-def case_of(starts: tuple[int, ...], lengths: tuple[int, ...], decodes: int = 0) -> LatentBatch:
+def case_of(
+    starts: tuple[int, ...], lengths: tuple[int, ...], decodes: int = 0, *, heads: int = 16
+) -> LatentBatch:
     return LatentBatch(
         starts=starts,
         lengths=lengths,
         decodes=decodes,
         latent=LITE,
-        heads=16,
+        heads=heads,
         page=16,
         dtype=torch.bfloat16,
         device="cuda",
     )
 
 
-def expanding(name: Core) -> MlaCore:
+def core_of(name: Core, heads: int = 16) -> MlaCore:
     from srt.attention.mla_triton import TritonMla
 
     if name == "triton":
-        return TritonMla(16)
+        return TritonMla(heads)
     if find_spec("flashinfer") is None:
         pytest.skip("flashinfer is not installed")
     if torch.cuda.get_device_capability() != (9, 0):
@@ -86,7 +89,7 @@ def build_attention(case: LatentBatch, settings: MlaSettings, name: Core) -> Mla
     from srt.attention.mla_triton import TritonMla
 
     core = TritonMla(16, deterministic=settings.deterministic)
-    expands = core if name == "triton" else expanding(name)
+    expands = core if name == "triton" else core_of(name)
     return MlaAttention(core, expands, select("triton"), [case.up], settings)
 
 
@@ -121,6 +124,84 @@ def test_absorbed(
     torch.testing.assert_close(out.float(), literal(case), rtol=3e-2, atol=3e-2)
 
 
+@pytest.mark.parametrize("heads", [1, 8, 16, 64, 128])
+@pytest.mark.parametrize(
+    ("starts", "lengths", "decodes"),
+    [
+        ((0, 14, 15, 16, 999, 4096) * 3, (1,) * 18, 18),
+        ((32767,), (1,), 1),
+        ((0, 63) * 128, (1,) * 256, 256),
+        ((100, 4000, 77), (170, 9, 64), 0),
+        ((2000, 0, 17, 3000), (1, 1, 33, 150), 2),
+    ],
+)
+def test_flashinfer_absorbs(
+    starts: tuple[int, ...], lengths: tuple[int, ...], decodes: int, heads: int
+) -> None:
+    case = case_of(starts, lengths, decodes, heads=heads)
+    core = core_of("flashinfer", heads)
+    settings = MlaSettings(chunk_tokens=64, may_expand=False)
+    attention = MlaAttention(core, core, select("triton"), [case.up], settings)
+    right = literal(case)
+    for _ in range(3):  # wrappers are planned again
+        out = forward(case, attention)
+        assert attention.form in (None, "absorbed")
+        torch.testing.assert_close(out.float(), right, rtol=3e-2, atol=3e-2)
+
+
+def test_flashinfer_both_forms_in_a_step() -> None:
+    case = case_of((77, 4096, 0, 1023, 3077), (1, 1, 400, 400, 400), 2)
+    core = core_of("flashinfer")
+    settings = MlaSettings(chunk_tokens=1024, may_expand=True)
+    attention = MlaAttention(core, core, select("triton"), [case.up], settings)
+    for _ in range(3):
+        out = forward(case, attention)
+        assert attention.form == "chunked"
+        torch.testing.assert_close(out.float(), literal(case), rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+def test_flashinfer_recorded_decodes_are_the_eager_ones(heads: int) -> None:
+    """Recorded at the shortest lengths there are, played at others; plans leave while others compute."""
+    case = case_of((14, 15, 16, 999, 4096, 0, 7000), (1,) * 7, 7, heads=heads)
+    settings = MlaSettings(chunk_tokens=64, may_expand=False)
+    core = core_of("flashinfer", heads)
+    attention = MlaAttention(core, core, select("triton"), [case.up], settings)
+
+    def attend() -> torch.Tensor:
+        return attention.forward(case.q, 0, case.pool, scale=LITE.scale, window=None)
+
+    lengths = [
+        case.batch.starts_host,
+        [0] * 7,
+        [start // 2 for start in case.batch.starts_host],
+        [max(0, start - 1) for start in case.batch.starts_host],
+    ]
+    eager = []
+    for starts in lengths:
+        attention.plan(replace(case.batch, starts_host=starts))
+        eager.append(attend())
+    torch.testing.assert_close(eager[0].float(), literal(case), rtol=3e-2, atol=3e-2)
+
+    recorded = replace(case.batch, starts_host=[0] * 7)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        attention.capture(recorded)
+        attend()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attend()
+    found = []
+    for starts in lengths * 3:  # nothing waits in between
+        recorded.starts_host = starts
+        attention.replay(recorded)
+        graph.replay()
+        found.append(out.clone())
+    for mine, right in zip(found, eager * 3, strict=True):
+        torch.testing.assert_close(mine, right, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize(
     ("queries", "keys", "causal"),
     [
@@ -140,7 +221,7 @@ def test_spans(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool, na
     made = torch.randn(sum(queries), 16 * LITE.query + LITE.width, device="cuda").bfloat16()
     q = made[:, : 16 * LITE.query].view(-1, 16, LITE.query)
     latents = torch.randn(sum(keys), LITE.width, device="cuda").bfloat16()
-    core = expanding(name)
+    core = core_of(name)
     core.start()
     spans = Spans(queries, keys, causal)
     up = case.up

@@ -19,7 +19,7 @@ from srt.attention.native import NativeAttention
 from srt.attention.sdpa import SdpaAttention
 from srt.attention.select import BackendPair, build_backend, select_backend
 from srt.cache.pools import PagedKVPool
-from srt.config.capability import FP8, TABLE, Half, Need, can_record
+from srt.config.capability import FP8, TABLE, Half, Need, can_record, plans_on_host
 from srt.errors import ConfigError
 from srt.protocols.attention import AttentionBackend, AttentionBatch
 from tests.triton_loops import mend_loop_bounds
@@ -366,6 +366,7 @@ def test_an_explicit_wish_may_compile() -> None:
 
 def test_what_can_be_recorded() -> None:
     assert [row.name for row in TABLE if can_record(row.name)] == ["flashinfer", "triton"]
+    assert [row.name for row in TABLE if plans_on_host(row.name)] == ["flashinfer"]
 
 
 def test_pages_and_slots_are_looked_up_in_the_order_of_the_rows() -> None:

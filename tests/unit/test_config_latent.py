@@ -74,9 +74,46 @@ def test_flashinfer_by_name_is_refused_for_other_heads(tmp_path: Path) -> None:
     assert spec.prefill_attention_backend == "flashinfer"
     with pytest.raises(ConfigError, match="192 and 128 numbers.*allowed here: triton, sdpa"):
         resolve(args, facts_on(gpu_facts(), tmp_path, qk_rope_head_dim=32), entropy=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts", "asked", "why"),
+    [
+        ({}, gpu_facts(), {}, None),
+        ({}, gpu_facts(card={"capability": 80}), {}, None),
+        ({"num_attention_heads": 128}, gpu_facts(), {}, None),
+        ({"v_head_dim": 256}, gpu_facts(), {}, None),
+        (
+            {"kv_lora_rank": 256},
+            gpu_facts(),
+            {},
+            "rotated keys of 512 and 64 numbers, not 256 and 64",
+        ),
+        ({"num_attention_heads": 24}, gpu_facts(), {}, "takes 1, 2, 4 .. 128 heads of MLA, not 24"),
+        ({"num_attention_heads": 256}, gpu_facts(), {}, "heads of MLA, not 256"),
+        ({}, gpu_facts(), {"deterministic": True}, "--deterministic forbids"),
+        ({}, gpu_facts(machine={"flashinfer_absorbed_trouble": "no nvcc"}), {}, "here: no nvcc"),
+        ({}, gpu_facts(machine={"flashinfer_latent_trouble": "no nvcc"}), {}, None),
+    ],
+)
+def test_flashinfer_absorbs_when_asked(
+    changes: dict[str, Any], facts: Facts, asked: dict[str, Any], why: str | None, tmp_path: Path
+) -> None:
+    args = ServerArgs(load_format="dummy", decode_attention_backend="flashinfer", **asked)
+    here = facts_on(facts, tmp_path, **changes)
+    if why is None:
+        [spec] = resolve(args, here, entropy=0).runners
+        assert spec.decode_attention_backend == "flashinfer" and spec.graph_sizes
+        return
+    with pytest.raises(ConfigError, match="--decode-attention-backend flashinfer") as raised:
+        resolve(args, here, entropy=0)
+    assert why in str(raised.value) and "allowed here: triton" in str(raised.value)
+
+
+def test_flashinfer_does_both_halves(tmp_path: Path) -> None:
     both = ServerArgs(load_format="dummy", attention_backend="flashinfer")
-    with pytest.raises(ConfigError, match="flashinfer cannot decode MLA; allowed here: triton"):
-        resolve(both, gpu_facts_of(tmp_path), entropy=0)
+    [spec] = resolve(both, gpu_facts_of(tmp_path), entropy=0).runners
+    assert spec.prefill_attention_backend == spec.decode_attention_backend == "flashinfer"
 
 
 def test_a_cpu_has_sdpa_and_native_is_refused(tmp_path: Path) -> None:

@@ -103,21 +103,30 @@ def test_what_is_missing_to_compile_with_is_seen_before_the_start(
     with_cc = look_for_kernels(dataclasses.replace(bare, compiler="gcc"), str(tmp_path))
     assert with_cc.triton_trouble == "" != with_cc.flashinfer_trouble
 
-    assert "no nvcc to compile it" in found.flashinfer_latent_trouble
+    assert "expanded here and no nvcc" in found.flashinfer_latent_trouble
 
     fill(tmp_path / "cache")
     (tmp_path / "cache/gpu/triton/KEY/cuda_utils.cpython.so").touch()
     collect_ready(str(tmp_path / "cache"), MACHINE, None)
     found = look_for_kernels(bare, str(tmp_path / "cache"))
     assert (found.triton_trouble, found.flashinfer_trouble) == ("", "")
-    assert "no nvcc to compile it" in found.flashinfer_latent_trouble
+    assert "expanded here and no nvcc" in found.flashinfer_latent_trouble
     ready = ready_folder(str(tmp_path / "cache"), MACHINE)
     assert ready is not None
     operator = "batch_prefill_with_kv_cache_dtype_q_bf16_head_dim_qk_192_head_dim_vo_128_sm90"
     place = ready / "flashinfer_jit_cache" / "jit_cache" / operator
     place.mkdir()
     (place / f"{operator}.so").touch()
-    assert look_for_kernels(bare, str(tmp_path / "cache")).flashinfer_latent_trouble == ""
+    found = look_for_kernels(bare, str(tmp_path / "cache"))
+    assert found.flashinfer_latent_trouble == "" != found.flashinfer_absorbed_trouble
+    operator = (
+        "batch_mla_attention_dtype_q_bf16_dtype_kv_bf16_dtype_o_bf16_dtype_idx_i32_"
+        "head_dim_ckv_512_head_dim_kpe_64_profiler_False_sm90"
+    )
+    place = ready / "flashinfer_jit_cache" / "jit_cache" / operator
+    place.mkdir()
+    (place / f"{operator}.so").touch()
+    assert look_for_kernels(bare, str(tmp_path / "cache")).flashinfer_absorbed_trouble == ""
 
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "nvcc").touch()
