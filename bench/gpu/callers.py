@@ -65,7 +65,10 @@ async def call(calls: Calls) -> list[Heard]:
 
 def main() -> int:
     calls = msgspec.json.decode(sys.stdin.buffer.read(), type=Calls)
-    sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(call(calls))))
+    heard = msgspec.json.encode(uvloop.run(call(calls)))
+    # Not sys.stdout.buffer: where Python does not buffer, it may write no more than a pipe holds.
+    with open(sys.stdout.fileno(), "wb", closefd=False) as out:
+        out.write(heard)
     return 0
 
 

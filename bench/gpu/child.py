@@ -28,7 +28,7 @@ class Job(msgspec.Struct, kw_only=True):
 
 def main() -> int:
     job = msgspec.json.decode(sys.stdin.readline(), type=Job)
-    out = sys.stdout.buffer
+    out = open(sys.stdout.fileno(), "wb", closefd=False)  # buffered, whatever Python was told
     sys.stdout = sys.stderr  # whatever else is printed is no result
 
     def say(part: str, **words: object) -> None:

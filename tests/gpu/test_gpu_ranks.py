@@ -10,7 +10,7 @@ from bench.tensor_parallel import main
 
 @pytest.mark.timeout(300)
 def test_two_gpus_answer_as_one_does(capfd: pytest.CaptureFixture[str]) -> None:
-    """In float32, greedy and drawn, recorded steps and eager ones; with sums by NCCL and direct ones."""
+    """In float32, greedy and drawn, with sums by NCCL and direct ones."""
     if torch.cuda.device_count() < 2:
         pytest.skip("it takes two GPUs")
     code = main(["--check-only"])
