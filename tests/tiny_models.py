@@ -92,6 +92,7 @@ def make_runner(
     num_pages: int | None = None,
     implementation: str = "torch",
     group: Group = ALONE,
+    seed: int = 0,
     **changes: Any,
 ) -> ModelRunner:
     """Loaded and ready, in float32 unless `changes` to the spec say otherwise."""
@@ -100,7 +101,7 @@ def make_runner(
         facts,
         ops=select(implementation),
         device=torch.device("cpu"),
-        seed=0,
+        seed=seed,
         group=group,
     )
     runner.load()

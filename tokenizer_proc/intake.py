@@ -79,9 +79,11 @@ class Intake:
     async def read_prompt(self, message: Generate) -> tuple[str | None, list[int]]:
         """The prompt's text (None if ids were given and nobody asked for it) and ids."""
         if message.token_ids is None:
-            return await self._encode(
+            words, found = await self._encode(
                 message.prompt, message.messages, message.chat, message.add_special_tokens
             )
+            self._check_found(found)
+            return words, found
         ids, text = message.token_ids, None
         if message.echo:
             text = await self._run(
@@ -167,6 +169,16 @@ class Intake:
         if is_long:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         return work()
+
+    def _check_found(self, ids: list[int]) -> None:
+        """A tokenizer may be larger than the model, which then has no row for what it finds."""
+        highest = max(ids, default=0)
+        if highest >= self._vocab_size:
+            raise InvalidRequest(
+                f"the prompt has token {highest}, and the model's vocabulary ends at "
+                f"{self._vocab_size - 1}; the engine's tokenizer (--tokenizer) is a larger model's",
+                param="prompt",
+            )
 
     def _check_template(self, messages: list[ChatMessage] | None) -> None:
         if messages is not None and not self._codec.has_chat_template:

@@ -49,7 +49,9 @@ def _from_gguf(path: Path, end_token_ids: list[int], template: str | None) -> Te
 def _from_folder(path: Path, end_token_ids: list[int], template: str | None) -> TextCodec:
     folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
     if not file.is_file():
-        raise ConfigError(f"{file} does not exist; name the tokenizer's folder with --tokenizer")
+        raise ConfigError(
+            f"{file} does not exist; name a folder that has one, or a GGUF file, with --tokenizer"
+        )
     tokenizer, read_spelling = read_tokenizer(file)
     texts = read_special_tokens(folder)
     bos = tokenizer.token_to_id(texts["bos_token"]) if "bos_token" in texts else None

@@ -254,7 +254,8 @@ def main(argv: list[str] | None = None) -> int:
             session = Session(options, shape, Path(folder), deadline)
             found[shape] = session.results
             session.run()
-            print("\n" + render_table(shape, session.results) + "\n", flush=True)
+            table = render_table(shape, session.results, session.sizes is not SMALL)
+            print("\n" + table + "\n", flush=True)
     result = {
         "bench": "gpu",
         "seconds": round(time.perf_counter() - began, 1),

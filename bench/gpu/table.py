@@ -40,8 +40,9 @@ def headline(results: Results) -> dict[str, float]:
     return found
 
 
-def render_table(shape: str, results: Results) -> str:
-    figures, rows = headline(results), rows_of(shape)
+def render_table(shape: str, results: Results, is_comparable: bool = True) -> str:
+    """`is_comparable`: else there are no targets, and nobody beside it; see `rows_of`."""
+    figures, rows = headline(results), rows_of(shape, is_comparable)
     lines = [f"{shape:<32}{'measured':>12}{'target':>12}{VLLM:>14}{MINI_SGLANG:>14}  met"]
     for name in [*rows, *(name for name in figures if name not in rows)]:
         row = rows.get(name, Row(name, None, None, None))

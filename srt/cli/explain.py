@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     resolution = resolve(args, facts, entropy=draw_identity()[1], sources=sources)
     if options.after_load:
         resolution = after_load(
-            args, resolution, use_mla_backend=is_latent(facts.model.architecture)
+            args, facts, resolution, use_mla_backend=is_latent(facts.model.architecture)
         )
     rows = explain(resolution)
     if options.only:

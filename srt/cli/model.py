@@ -27,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     shard.add_argument("--out", type=Path, required=True, help="a folder that is made")
     shard.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as they are)")
+    shard.add_argument(
+        "--load-format",
+        choices=("auto", "dummy"),
+        default="auto",
+        help="dummy: weights of noise, as of `tandem serve --load-format dummy --seed 1`",
+    )
     check = actions.add_parser("check", help="read a sharded model and compare its SHA-256 sums")
     check.add_argument("folder", type=Path)
 
@@ -37,7 +43,13 @@ def run(options: argparse.Namespace) -> int:
     elif options.action == "fetch":
         print(find(options.name))
     elif options.action == "shard":
-        write(options.model, options.tensor_parallel_size, options.out, options.dtype)
+        write(
+            options.model,
+            options.tensor_parallel_size,
+            options.out,
+            options.dtype,
+            options.load_format == "dummy",
+        )
     elif options.action == "check":
         check_folder(options.folder)
     else:
@@ -50,14 +62,21 @@ def find(name: str) -> str:
         return locate(name, cache_folder(), lambda phase, part: bars.show("model", phase, part))
 
 
-def write(name: str, ranks: int, out: Path, dtype: str | None) -> None:
+def write(name: str, ranks: int, out: Path, dtype: str | None, is_noise: bool) -> None:
     from srt.runner.shard import write_shards  # torch
 
     if ranks < 1:
         raise ConfigError(f"--tensor-parallel-size must be 1 or more, not {ranks}")
     facts = probe_model(find(name), name)
     with PhaseBars() as bars:
-        write_shards(facts, ranks, out, dtype, lambda phase, part: bars.show("shard", phase, part))
+        write_shards(
+            facts,
+            ranks,
+            out,
+            dtype,
+            lambda phase, part: bars.show("shard", phase, part),
+            is_noise=is_noise,
+        )
     parallel = "" if ranks == 1 else f" --tensor-parallel-size {ranks}"
     print(f"{out}: {facts.name} for {ranks} rank{'s'[: ranks > 1]}")
     print(f"tandem serve --model {out}{parallel}")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +21,15 @@ from rich.table import Table
 
 from srt.cli.options import add_server_flags, cache_folder, server_args, start_logging
 from srt.cli.progress import PhaseBars
+from srt.config.args import ServerArgs
 from srt.config.context import get_context, get_device, get_model, get_schedule, get_spec, publish
 from srt.config.inkling import why_no_guesses
+from srt.config.probe import probe_model
+from srt.config.trail import InputSource
 from srt.errors import ConfigError
 from srt.launch.ending import leaving_on_sigterm
 from srt.launch.prepare import prepare
+from srt.loading.locate import shipped_draft
 
 if TYPE_CHECKING:
     from srt.launch.boot import Boot
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
     from srt.verify.rig import Rig
     from srt.wire.messages import Work
 
+SHIPPED = "eagle3"  # the algorithm of the drafts that come with Tandem
 EXACT = "they compute each token by itself, bit for bit: any difference is a fault"
 ROUNDED = (
     "they may round a token's numbers otherwise in another batch, and a near tie then falls the other "
@@ -69,8 +76,9 @@ def run(options: argparse.Namespace) -> int:
             )
         codec = load_text(boot)
         requests = build_requests(codec, get_context().target.context_length)
-        page_size = get_schedule().page_size
+        page_size, config_hash = get_schedule().page_size, get_context().describe()["config_hash"]
         algorithm, yours = get_spec().speculative_algorithm, scheduler_settings()
+        drafter = publish_shipped_draft(args, sources, boot)
         rig = build_rig(boot, bars)
         try:
             report = verify(
@@ -84,6 +92,7 @@ def run(options: argparse.Namespace) -> int:
                     algorithm=algorithm,
                     yours=yours,
                     no_guesses=why_no_guesses(boot.facts.model.architecture),
+                    drafter=drafter,
                 ),
                 lambda name, fraction: bars.show("verify", name, fraction),
             )
@@ -92,10 +101,28 @@ def run(options: argparse.Namespace) -> int:
     seconds = time.monotonic() - began
     model = get_model().served_model_name
     if options.json:
-        print(orjson.dumps(as_data(report, requests, model, seconds)).decode())
+        print(orjson.dumps(as_data(report, requests, model, seconds, config_hash)).decode())
     else:
         print_table(report, requests, model, seconds)
     return 0 if report.is_equal else 1
+
+
+def publish_shipped_draft(
+    args: ServerArgs, sources: Mapping[str, InputSource], boot: Boot
+) -> tuple[str, int] | None:
+    """If the flags give no draft and Tandem has one for this model, it is built too, to be verified:
+    publishes that configuration. Returns the algorithm and how many tokens it guesses; None, and
+    nothing is published, where the flags rule it out."""
+    folder = shipped_draft(args.model, SHIPPED)
+    if folder is None or get_spec().speculative_algorithm not in (None, "ngram"):
+        return None
+    facts = replace(boot.facts, draft=probe_model(folder, Path(folder).name))
+    given = replace(args, speculative_algorithm=SHIPPED)
+    try:
+        publish(given, facts, role="verify", entropy=boot.entropy, sources=sources)
+    except ConfigError:
+        return None
+    return SHIPPED, get_spec().speculative_num_draft_tokens
 
 
 def build_rig(boot: Boot, bars: PhaseBars) -> Rig:
@@ -108,14 +135,16 @@ def build_rig(boot: Boot, bars: PhaseBars) -> Rig:
     return open_rig(boot.cache_folder, lambda phase, fraction: bars.show("model", phase, fraction))
 
 
-def as_data(report: Report, requests: list[Work], model: str, seconds: float) -> dict[str, object]:
+def as_data(
+    report: Report, requests: list[Work], model: str, seconds: float, config_hash: str
+) -> dict[str, object]:
     return {
         "model": model,
         "equal": report.is_equal,
         "kernels": report.kernels,
         "exact_kernels": report.is_exact,
         "seconds": round(seconds, 1),
-        "config_hash": get_context().describe()["config_hash"],
+        "config_hash": config_hash,
         "versions": get_context().describe()["versions"],
         "requests": [
             {

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Self
 
 from srt.config.args import ServerArgs
@@ -205,6 +205,15 @@ class RuntimeContext:
                     "with at_load=True if it is known only then"
                 )
         self.override(source, reason=reason, **fields)
+
+    def note(self, source: str, name: str, reason: str) -> None:
+        """Somebody looked at a leaf and left it as it is: an entry of the trail with the reason, no
+        write. Said again it is no second entry."""
+        trail, bag = self.state.ledger.trail, find_leaf(name).bag
+        last = next(entry for entry in reversed(trail) if entry.field == f"{bag}.{name}")
+        entry = replace(last, source=source, reason=reason, replaced=None)
+        if entry != last:
+            trail.append(entry)
 
     def restamp_runner(self, source: str, spec: RunnerSpec, *, reason: str) -> None:
         """Replaces the spec of the same label, only while loading and before the runner's backends are

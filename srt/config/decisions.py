@@ -41,6 +41,10 @@ class Decisions:
         reason = f"asked for with {words}" if origin == "typed" else f"{flag} in the config file"
         return origin, reason
 
+    def origin(self, name: str) -> InputSource | None:
+        """Where the user gave this field, be it with its default; None: nowhere."""
+        return self._sources.get(name)
+
     def decide(self, name: str, value: T, reason: str, *, source: str = "rule") -> T:
         """The rule's value, whatever the user gave; the trail shows what it replaced."""
         given = getattr(self.args, name)

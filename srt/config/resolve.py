@@ -12,7 +12,9 @@ from srt.config.args import ServerArgs
 from srt.config.bags import BAGS
 from srt.config.decisions import Decisions
 from srt.config.facts import Facts
+from srt.config.latent import is_latent
 from srt.config.leaves import convert, leaf_table
+from srt.config.prefix_chunks import check_prefix_wish
 from srt.config.rules_device import decide_device
 from srt.config.rules_exec import decide_exec
 from srt.config.rules_graphs import Sizes, decide_graphs, decide_prefill_graphs
@@ -59,6 +61,8 @@ def resolve(
     both = plan if draft is None else draft.join(plan)
     room = decide_room(args, facts, both, draft, decisions)
     memory = decide_memory(args, facts, both, room, decisions)
+    wish = decisions.origin("disable_chunked_prefix_cache")
+    check_prefix_wish(args, wish, is_latent(facts.model.architecture))
     rows = decide_schedule(args, memory, gpu is not None, decisions)
     graphs = decide_graphs(args, gpu, backends[1], rows, decisions)
     step_tokens = decisions.values["max_step_tokens"]

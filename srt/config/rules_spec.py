@@ -26,6 +26,7 @@ from srt.errors import ConfigError
 
 BATCH_TOKENS = 16
 GPU_BATCH_TOKENS = 128
+ONE_RUNNER = "one runner makes all guesses; a number where each layer of the draft has its own"
 DRAFT_ONLY = ("attention_backend", "load_format", "kv_cache_dtype", "quantization")
 STEPPING = ("num_steps", "confidence")
 PLANNING = ("dspark_planner", "dspark_budget")
@@ -320,7 +321,7 @@ def _draft_runner(
         "graph_sizes": (target.graph_sizes, "rule", "the target's: they decode together"),
         "prefill_graph_sizes": ((), "rule", "a draft's prompts are short work"),
         "draft_attention_backend": draft.backend,
-        "step": (step, "rule", "the draft is one" if step is None else "a runner for each layer"),
+        "step": (step, "rule", ONE_RUNNER if step is None else "a runner for each layer"),
     }
     spec = RunnerSpec(
         role="draft",

@@ -34,6 +34,7 @@ from srt.parallel.group import Alone
 from srt.runner.dtypes import torch_dtype
 
 FILE_BYTES = 4_000_000_000  # of weights; a file is closed once it has as many
+NOISE_SEED = 1
 KEPT_APART = (SHARD_INDEX, "model.safetensors.index.json")
 
 Progress = Callable[[str, float], None]
@@ -48,9 +49,17 @@ class Seat(Alone):
 
 
 def write_shards(
-    facts: ModelFacts, ranks: int, out: Path, dtype: str | None, progress: Progress
+    facts: ModelFacts,
+    ranks: int,
+    out: Path,
+    dtype: str | None,
+    progress: Progress,
+    *,
+    is_noise: bool = False,
 ) -> None:
-    """`dtype`: of the stored weights, None: the checkpoint's own. `out` appears whole or not at all; in
+    """`dtype`: of the stored weights, None: the checkpoint's own. `is_noise`: not the checkpoint's
+    weights but those that `--load-format dummy --seed 1` would have on a CPU; a configuration is
+    enough. `out` appears whole or not at all; in
     memory there are never more than one file, one parameter and what is no linear (an embedding). Raises
     ConfigError for a model that cannot be divided so, and for a folder that is in use."""
     _check(facts, ranks, out)
@@ -64,7 +73,8 @@ def write_shards(
         files = []
         for rank in range(ranks):
             shelf = _Shelf(folder=folder, rank=rank, ranks=ranks, identity=identity)
-            _write_rank(facts, shelf, torch_dtype(name, "--dtype"), progress)
+            load_format = "dummy" if is_noise else facts.format
+            _write_rank(facts, load_format, shelf, torch_dtype(name, "--dtype"), progress)
             files += shelf.files
         index = {
             "version": VERSION,
@@ -101,7 +111,9 @@ def _check(facts: ModelFacts, ranks: int, out: Path) -> None:
         raise ConfigError(f"--out {out} is there already; name a new folder or an empty one")
 
 
-def _write_rank(facts: ModelFacts, shelf: _Shelf, dtype: torch.dtype, progress: Progress) -> None:
+def _write_rank(
+    facts: ModelFacts, load_format: str, shelf: _Shelf, dtype: torch.dtype, progress: Progress
+) -> None:
     arch = arch_for(facts, shelf.ranks)
     whole = model_family(facts.architecture).parameters(arch)
     seat = Seat(shelf.rank, shelf.ranks)
@@ -109,11 +121,11 @@ def _write_rank(facts: ModelFacts, shelf: _Shelf, dtype: torch.dtype, progress: 
     shelf.expect(own)
     checkpoint = open_checkpoint(
         Path(facts.path),
-        facts.format,
+        load_format,
         facts,
         whole,
         dtype=dtype,
-        seed=0,
+        seed=NOISE_SEED,
         is_foreign=foreign_tensors(facts.config, None),
     )
     phase = f"rank {seat.rank} of {seat.size}"

@@ -10,6 +10,9 @@ from srt.wire.messages import Work
 
 GROWTH = 64  # tokens that admission reserves for an answer at first
 GUESSES = 4
+NO_DRAFT = (
+    "no draft model was given (--speculative-algorithm standalone --speculative-draft-model M)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +60,11 @@ def plan(
     algorithm: str | None,
     yours: Settings,
     no_guesses: str | None = None,
+    drafter: tuple[str, int] | None = None,
 ) -> list[Variant]:
     """Each changes one thing for requests that run together; the last two change all of it. `yours` and
-    `algorithm` are what the flags ask for. `no_guesses`: why this model cannot be guessed for."""
+    `algorithm` are what the flags ask for. `no_guesses`: why this model cannot be guessed for.
+    `drafter`: an algorithm whose draft is there unasked, and its guesses."""
     alone = baseline(requests, page_size)
     together = replace(
         alone,
@@ -85,10 +90,11 @@ def plan(
 
     guessing = {"draft_tokens": GUESSES, "draft_budget": MAX_GROWTH, "draft_eager": True}
     ngram = replace(changed("speculation: ngram", **guessing), algorithm="ngram", about="drafted")
-    draft = replace(ngram, name=f"speculation: {algorithm}", algorithm=algorithm)
-    draft = replace(draft, settings=replace(draft.settings, draft_tokens=yours.draft_tokens))
-    if algorithm in (None, "ngram"):
-        draft = replace(draft, name="speculation: draft", why_not="no draft model was given")
+    guesser, guesses = drafter or (algorithm, yours.draft_tokens)
+    draft = replace(ngram, name=f"speculation: {guesser}", algorithm=guesser)
+    draft = replace(draft, settings=replace(draft.settings, draft_tokens=guesses))
+    if guesser in (None, "ngram"):
+        draft = replace(draft, name="speculation: draft", why_not=NO_DRAFT)
     everything = changed(
         "all of it",
         chunked_prefill_size=16,
@@ -114,7 +120,7 @@ def plan(
             everything,
             rounds=2,
             stream=True,
-            algorithm=None if no_guesses else algorithm or "ngram",
+            algorithm=None if no_guesses else guesser or "ngram",
         ),
         replace(
             together,

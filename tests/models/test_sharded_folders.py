@@ -120,6 +120,22 @@ def test_types(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     assert torch.equal(found, expected)
 
 
+def test_weights_of_noise_need_a_configuration_only(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """What `--load-format dummy --seed 1` computes, divided: to try the command out."""
+    bare, out = tmp_path / "bare", tmp_path / "out"
+    bare.mkdir()
+    shutil.copy(checkpoints["deepseek"] / "config.json", bare)
+    order = ["model", "shard", "--model", str(bare), "--load-format", "dummy", "--out", str(out)]
+    assert main(order) == 0
+    facts = probe_model(out, "out")
+    assert facts.format == "sharded"
+    found = Driver(make_runner(facts)).run(PROMPT, [16])
+    noise = make_runner(probe_model(bare, "bare"), load_format="dummy", seed=1)
+    assert torch.equal(found, Driver(noise).run(PROMPT, [16]))
+
+
 def test_a_rank_has_its_share_and_a_tied_head_is_stored_once(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

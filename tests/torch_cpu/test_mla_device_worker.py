@@ -37,7 +37,8 @@ PAGE, ROWS, PAGES = 16, 3, 8
 @pytest.fixture(autouse=True)
 def around(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     mend_loop_bounds(monkeypatch)
-    with get_context().override_server_args(max_prefix_chunk_tokens=16):
+    with get_context().override_server_args():
+        get_context().override("a test", max_prefix_chunk_tokens=16)
         yield
 
 

@@ -17,6 +17,7 @@ from srt.config.args import ServerArgs
 from srt.config.context import get_context, get_schedule, publish
 from srt.config.dummy import dummy_facts
 from srt.config.facts import Facts
+from srt.config.trail import TrailEntry
 from srt.errors import ConfigError
 from srt.protocols.forward_batch import ForwardBatch, RowSetup, Slice, TableWrite
 from srt.runner.build import build_worker
@@ -56,9 +57,12 @@ def attention_of(worker: TpModelWorker) -> MlaAttention:
     return attention
 
 
-def gate_writes() -> list[tuple[object, str]]:
-    entries = (entry for entry in get_context().trail if entry.field == FIELD)
-    return [(entry.value, entry.reason) for entry in entries if entry.source == gate.SOURCE]
+def gate_writes() -> list[tuple[str, dict[str, Any]]]:
+    return [each for each in get_context().overrides if each[0] == gate.SOURCE]
+
+
+def last_word() -> TrailEntry:
+    return [entry for entry in get_context().trail if entry.field == FIELD][-1]
 
 
 def test_an_mla_target_reads_prefixes_in_chunks_and_runs(tmp_path: Path) -> None:
@@ -67,6 +71,8 @@ def test_an_mla_target_reads_prefixes_in_chunks_and_runs(tmp_path: Path) -> None
         settings = attention_of(worker).settings
         assert settings.may_expand and settings.chunk_tokens == 32
         assert not get_schedule().disable_chunked_prefix_cache and not gate_writes()
+        assert (last_word().value, last_word().source) == (False, gate.SOURCE)
+        assert "sdpa merges chunks" in last_word().reason
         pool = worker.runner.pool
         assert isinstance(pool, LatentPool)
         assert pool.bytes_per_token == worker.runner.kv_bytes_per_token == 2 * 48 * 4
@@ -92,8 +98,8 @@ def test_gate_lands_on_view_and_leaves_input(tmp_path: Path) -> None:
     assert not attention_of(worker).settings.may_expand
     assert get_schedule().disable_chunked_prefix_cache
     assert get_context().args.disable_chunked_prefix_cache is False
-    [(value, reason)] = gate_writes()
-    assert value is True and "prefill backend sdpa cannot" in reason
+    assert gate_writes() == [(gate.SOURCE, {gate.LEAF: True})]
+    assert last_word().value is True and "prefill backend sdpa cannot" in last_word().reason
 
 
 @pytest.mark.usefixtures("nobody_reads_chunks")
@@ -106,8 +112,8 @@ def test_what_the_engine_shows_has_the_decision_with_its_reason(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("nobody_reads_chunks")
-def test_chunks_asked_for_are_refused_with_the_list(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="max-prefix-chunk-tokens 64.*sdpa cannot.*: flashinfer"):
+def test_chunks_asked_for_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max-prefix-chunk-tokens 64.*sdpa cannot.*leave it out"):
         built(tmp_path, max_prefix_chunk_tokens=64)
 
 

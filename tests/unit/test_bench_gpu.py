@@ -129,3 +129,23 @@ def test_the_table_says_what_is_met() -> None:
     assert lines["TTFT 1,024 tokens, ms"].split()[-1] == "NO"
     assert lines["batch 256 decode, tok/s"].split()[-1] == "yes"
     assert lines["start to ready, s"].split()[0] == "-"
+
+
+@pytest.mark.parametrize(("shape", "is_comparable"), [("tiny", True), ("llama-8b", False)])
+def test_what_is_nobodys_goal_has_no_targets(shape: str, is_comparable: bool) -> None:
+    """A shape to try it out with, and any shape on a CPU or in small."""
+    results = {"offline": {"tok_s": [100.0]}, "gateway": {"tok_s": [50.0]}}
+    lines = render_table(shape, results, is_comparable).split("\n")
+    assert [line[:32].strip() for line in lines[1:]] == [
+        "offline set, out tok/s",
+        "gateway, share of in-process",
+    ]
+    assert [line[32:].split() for line in lines[1:]] == [
+        ["100.00", "-", "-", "-"],
+        ["0.50", "-", "-", "-"],
+    ]
+
+
+def test_the_gateway_is_a_goal_of_dense_models() -> None:
+    goals = {shape for shape, rows in PEERS.items() if rows["gateway"].target is not None}
+    assert goals == {"qwen3-0.6b", "llama-8b", "qwen3-14b"}

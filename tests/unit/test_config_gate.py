@@ -12,9 +12,11 @@ from srt.config.args import ServerArgs
 from srt.config.context import get_context, get_schedule, publish
 from srt.config.dummy import dummy_facts
 from srt.config.explain import Row, explain
+from srt.config.facts import Facts
 from srt.config.gate import after_load, maybe_disable_chunked_prefix_cache
 from srt.config.resolve import Resolution, resolve
 from srt.errors import ConfigError
+from tests.latent_batches import FACTS as MLA_MODEL
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +123,7 @@ def test_explain_after_load_shows_what_loading_leaves_there(typed: bool) -> None
     args = ServerArgs(disable_chunked_prefix_cache=typed)
     publish(args, dummy_facts(), role="test", entropy=0)
     before = resolve(args, dummy_facts(), entropy=0)
-    after = after_load(args, before, use_mla_backend=False)
+    after = after_load(args, dummy_facts(), before, use_mla_backend=False)
     maybe_disable_chunked_prefix_cache(False, False)
 
     def row_of(resolution: Resolution) -> Row:
@@ -139,9 +141,37 @@ def test_explain_after_load_shows_what_loading_leaves_there(typed: bool) -> None
         assert row_of(before).value is False
 
 
-def test_explain_after_load_leaves_an_mla_model_its_chunks() -> None:
+def test_the_gate_shows_that_it_left_an_mla_model_its_chunks() -> None:
+    """The decision stands beside the value; nothing is written."""
     before = resolve(ServerArgs(), dummy_facts(), entropy=0)
-    assert after_load(ServerArgs(), before, use_mla_backend=True) == before
+    before = replace(
+        before, runners=(replace(before.runners[0], prefill_attention_backend="sdpa"),)
+    )
+    after = after_load(ServerArgs(), dummy_facts(), before, use_mla_backend=True)
+    row = next(row for row in explain(after) if row.name == gate.LEAF)
+    why = "sdpa merges chunks of a cached MLA prefix"
+    assert (row.value, row.source, row.reason) == (False, "load-time gate", why)
+    assert after.values == before.values and len(after.trail) == len(before.trail)
+    maybe_disable_chunked_prefix_cache(True, False)
+    maybe_disable_chunked_prefix_cache(True, False)
+    context = get_context()
+    shown = [entry for entry in context.describe()["trail"] if entry["field"] == gate.FIELD]
+    assert [(e["value"], e["source"], e["reason"]) for e in shown[1:]] == [
+        (False, "load-time gate", why)
+    ]
+    assert not context.overrides and not is_disabled()
+
+
+def test_a_gate_that_looked_has_not_read_the_leaf() -> None:
+    maybe_disable_chunked_prefix_cache(True, False)
+    maybe_disable_chunked_prefix_cache(False, False)  # nobody holds what the note says
+    assert is_disabled()
+
+
+def test_chunks_that_the_user_turned_off_are_not_the_gates() -> None:
+    args = ServerArgs(disable_chunked_prefix_cache=True)
+    before = resolve(args, dummy_facts(), entropy=0)
+    assert after_load(args, dummy_facts(), before, use_mla_backend=True) == before
 
 
 @pytest.mark.usefixtures("native_reads_chunks")
@@ -150,19 +180,59 @@ def test_a_backend_from_outside_adds_itself() -> None:
     assert gate.why_not_chunked(False, "native") is not None
 
 
-def test_chunks_asked_for_where_they_cannot_be_are_refused() -> None:
+WISHES = {
+    "--max-prefix-chunk-tokens 4096": ({"max_prefix_chunk_tokens": 4096}, None),
+    "--no-disable-chunked-prefix-cache": ({}, "typed"),
+    "disable_chunked_prefix_cache = false": ({}, "file"),
+}
+
+
+@pytest.mark.parametrize("words", WISHES)
+def test_a_wish_for_chunks_without_mla_is_refused_before_loading(words: str) -> None:
+    fields, origin = WISHES[words]
+    sources = None if origin is None else {gate.LEAF: origin}
+    with pytest.raises(ConfigError, match=f"^{words}.* not MLA.*nothing to chunk; leave it out$"):
+        resolve(ServerArgs(**fields), dummy_facts(), entropy=0, sources=sources)
+
+
+def mla_facts() -> Facts:
+    return replace(dummy_facts(), model=MLA_MODEL)
+
+
+@pytest.mark.usefixtures("sdpa_reads_no_chunks")
+@pytest.mark.parametrize("words", WISHES)
+def test_a_wish_that_the_backend_cannot_fulfil_is_refused(words: str) -> None:
+    """By the gate: who can is known once other packages have registered."""
+    fields, origin = WISHES[words]
+    args = ServerArgs(**fields)
+    sources = None if origin is None else {gate.LEAF: origin}
+    publish(args, mla_facts(), role="test", entropy=0, sources=sources)
+    before = resolve(args, mla_facts(), entropy=0, sources=sources)
+    refusal = f"^{words}.*prefill backend sdpa cannot.* in chunks; leave it out$"
+    with pytest.raises(ConfigError, match=refusal):
+        maybe_disable_chunked_prefix_cache(True, False)
+    with pytest.raises(ConfigError, match=refusal):
+        after_load(args, mla_facts(), before, use_mla_backend=True)
+    maybe_disable_chunked_prefix_cache(True, True)  # no draft's business
+
+
+def test_only_backends_that_could_be_chosen_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of a GPU on a CPU, nor names that no flag takes; but what a package added."""
+    names = gate.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS
     args = ServerArgs(max_prefix_chunk_tokens=4096)
-    publish(args, dummy_facts(), role="test", entropy=0)
-    listed = ", ".join(gate.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS)
-    with pytest.raises(ConfigError, match=f"max-prefix-chunk-tokens 4096.*not MLA.*{listed}"):
-        maybe_disable_chunked_prefix_cache(False, False)
-    with pytest.raises(ConfigError, match="not MLA"):
-        after_load(args, resolve(args, dummy_facts(), entropy=0), use_mla_backend=False)
-    maybe_disable_chunked_prefix_cache(False, True)  # no draft's business
-    maybe_disable_chunked_prefix_cache(True, False)
+    publish(args, mla_facts(), role="test", entropy=0)
+    context = get_context()
+    able = gate.able_here(args, mla_facts(), context.target, context.trail)
+    assert able == ["sdpa"]
+    monkeypatch.setattr(
+        gate, "CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS", [*names, "theirs"]
+    )
+    monkeypatch.setattr(gate, "why_not_chunked", lambda latent, prefill: "it cannot")
+    with pytest.raises(ConfigError, match="--prefill-attention-backend sdpa or theirs, or leave"):
+        maybe_disable_chunked_prefix_cache(True, False)
 
 
 def test_a_chunk_smaller_than_a_page_is_refused() -> None:
     args = ServerArgs(max_prefix_chunk_tokens=8, page_size=16)
     with pytest.raises(ConfigError, match="max-prefix-chunk-tokens 8.*16 and more"):
-        resolve(args, dummy_facts(), entropy=0)
+        resolve(args, mla_facts(), entropy=0)

@@ -138,8 +138,12 @@ def test_ranks_have_all_latents_and_a_share_of_the_heads(tmp_path: Path) -> None
 
 def test_explain_after_load_knows_the_gate(tmp_path: Path) -> None:
     args = ServerArgs(load_format="dummy", prefill_attention_backend="triton")
-    found = resolve(args, gpu_facts_of(tmp_path), entropy=0)
-    assert after_load(args, found, use_mla_backend=True) is found
+    facts = gpu_facts_of(tmp_path)
+    found = after_load(args, facts, resolve(args, facts, entropy=0), use_mla_backend=True)
+    field = "schedule.disable_chunked_prefix_cache"
+    [entry] = [each for each in found.trail if each.field == field]
+    assert (entry.value, entry.source) == (False, "load-time gate")
+    assert entry.reason == "triton merges chunks of a cached MLA prefix"
 
 
 def test_a_missing_size_is_named(tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from service_rig import make_rig, until
+from service_rig import ToyCodec, make_rig, until
 
 from srt import errors
 from srt.client import ChatMessage, SamplingParams
 from srt.wire.convert import to_failure
 from srt.wire.limits import Limits
 from srt.wire.messages import Abort, Generate, Hello, Outputs, Refused, Work
+from tokenizer_proc.intake import Intake
 
 
 async def test_a_request_becomes_checked_work_and_comes_back() -> None:
@@ -174,6 +175,16 @@ async def test_bad_prompts_are_refused_and_the_next_one_is_served(prompt: str | 
             await client.detokenize([500])
         assert (await client.generate("ok")).text == "ab"
         assert len(rig.engine.works()) == 1
+
+
+async def test_a_tokenizer_larger_than_the_model_does_not_reach_it() -> None:
+    intake = Intake(ToyCodec(), Limits(), vocab_size=100, context_length=64)
+    try:
+        with pytest.raises(errors.InvalidRequest, match="token 122, .* ends at 99; .*--tokenizer"):
+            await intake.read_prompt(Generate(rid="r", prompt="abz"))
+        assert await intake.read_prompt(Generate(rid="r", prompt="abc")) == ("abc", [1, 97, 98, 99])
+    finally:
+        intake.close()
 
 
 async def test_questions() -> None:

@@ -10,6 +10,11 @@ import pytest
 from scheduler_fakes import HashTicket, HashWorker
 
 from srt.cache.lease import Lease
+from srt.cli.verify import publish_shipped_draft
+from srt.config.args import ServerArgs
+from srt.config.context import get_context, get_spec, publish
+from srt.config.dummy import dummy_facts
+from srt.launch.boot import Boot
 from srt.protocols.forward_batch import ForwardBatch, TableWrite
 from srt.protocols.worker import Worker
 from srt.scheduler.budget import Settings
@@ -21,6 +26,7 @@ from srt.verify.requests import build_requests, prompts
 from srt.verify.variants import baseline, plan
 from srt.wire.messages import Work
 from srt.wire.params import Finish, LogprobEntry, TokenLogprobs
+from srt.wire.topology import Addresses
 
 YOURS = Settings(max_running=4, max_step_tokens=68, chunked_prefill_size=64)
 
@@ -102,6 +108,46 @@ def test_a_draft_that_was_given_is_a_variant() -> None:
     report = run(algorithm="standalone", yours=replace(YOURS, draft_tokens=3, draft_budget=64))
     assert verdicts(report)["speculation: standalone"]
     assert "guesses" in {row.name: row.evidence for row in report.rows}["your settings"]
+
+
+def test_a_draft_that_is_there_unasked_is_a_variant_and_leaves_your_settings_alone() -> None:
+    report = run(drafter=("eagle3", 3))
+    assert verdicts(report)["speculation: eagle3"]
+    seen = {row.name: row.evidence for row in report.rows}
+    assert "guesses" in seen["speculation: eagle3"] and "guesses" not in seen["your settings"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({}, "eagle3"),
+        ({"speculative_algorithm": "ngram"}, "eagle3"),
+        ({"model": "another"}, None),  # no draft of it comes with Tandem
+        ({"load_format": "script"}, None),  # has nothing to guess for
+    ],
+)
+def test_the_draft_that_comes_with_tandem_is_published(
+    fields: dict[str, Any], found: str | None
+) -> None:
+    facts = dummy_facts()
+    size = {"hidden_size": 576, "num_layers": 30, "vocab_size": 49152, "context_length": 8192}
+    facts = replace(facts, model=replace(facts.model, **size))
+    args = ServerArgs(**{"load_format": "dummy", **fields})
+    boot = Boot(
+        args=args,
+        sources={},
+        facts=facts,
+        addresses=Addresses.in_folder("verify", None),
+        engine_id="test",
+        entropy=1,
+        cache_folder="",
+    )
+    with get_context().override_server_args():
+        publish(ServerArgs(load_format="dummy"), facts, role="test", entropy=1)
+        drafter = publish_shipped_draft(args, {}, boot)
+        assert (None if drafter is None else drafter[0]) == found
+        assert (get_context().draft is not None) is (found is not None)
+        assert drafter is None or drafter[1] == get_spec().speculative_num_draft_tokens > 0
 
 
 class Wrong(HashWorker):
