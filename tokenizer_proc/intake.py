@@ -127,7 +127,8 @@ class Intake:
         ]
 
     def check_length(self, message: Generate, prompt_len: int) -> None:
-        check_length(message.params, prompt_len, self._context_length)
+        field = "prompt" if message.messages is None else "messages"
+        check_length(message.params, prompt_len, self._context_length, field)
 
     async def tokenize(self, message: Tokenize) -> tuple[str, list[int], list[bytes]]:
         """Text, ids and the bytes of each id."""

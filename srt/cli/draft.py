@@ -40,9 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument("--model", required=True, help="a known name, a file, a folder or a hub id")
     train.add_argument("--out", required=True, type=Path, help="folder of the finished draft")
     train.add_argument("--device", default=None, help="cuda or cpu; default: cuda if there is one")
-    train.add_argument("--minutes", type=float, default=20.0, help="for everything, about")
     train.add_argument(
-        "--write-share", type=float, default=0.35, help="share of the time in which text is written"
+        "--minutes", type=float, default=20.0, help="time for everything, about (default: 20)"
+    )
+    train.add_argument(
+        "--write-share",
+        type=float,
+        default=0.35,
+        help="share of the time in which text is written (default: 0.35)",
     )
     train.add_argument(
         "--held-out", type=Path, help="JSONL of prompts (prompt, kind, max_tokens): kept out of the "
@@ -55,16 +60,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="weights to go on with: a checkpoint of --work, or a draft's",
     )
-    train.add_argument("--learning-rate", type=float, default=3e-3)
-    train.add_argument("--decay-from", type=float, default=0.4, help="share of time at full rate")
-    train.add_argument("--steps", type=int, default=5, help="guesses in a row that are trained")
-    train.add_argument("--batch-tokens", type=int, help="positions of a batch")
+    train.add_argument(
+        "--learning-rate", type=float, default=3e-3, help="at its highest (default: 0.003)"
+    )
+    train.add_argument(
+        "--decay-from", type=float, default=0.4, help="share of time at full rate (default: 0.4)"
+    )
+    train.add_argument(
+        "--steps", type=int, default=5, help="guesses in a row that are trained (default: 5)"
+    )
+    train.add_argument(
+        "--batch-tokens",
+        type=int,
+        help="positions of a batch (default: 40960 on a GPU, 2048 on a CPU)",
+    )
     train.add_argument("--intermediate-size", type=int, help="default: 5/6 of the target's")
-    train.add_argument("--coverage", type=float, default=0.98, help="by the draft's vocabulary")
-    train.add_argument("--max-draft-vocab", type=int, default=16384)
-    train.add_argument("--rows", type=int, help="answers written at once")
-    train.add_argument("--width", type=int, default=512, help="their room in tokens")
-    train.add_argument("--seed", type=int, default=0)
+    train.add_argument(
+        "--coverage",
+        type=float,
+        default=0.98,
+        help="share of the text that the draft's vocabulary covers (default: 0.98)",
+    )
+    train.add_argument(
+        "--max-draft-vocab", type=int, default=16384, help="tokens in it at most (default: 16384)"
+    )
+    train.add_argument(
+        "--rows", type=int, help="answers written at once (default: 2048 on a GPU, 16 on a CPU)"
+    )
+    train.add_argument(
+        "--width",
+        type=int,
+        default=512,
+        help="tokens of an answer with its prompt (default: 512)",
+    )
+    train.add_argument("--seed", type=int, default=0, help="of prompts and weights (default: 0)")
     train.add_argument("--load-format", help="dummy: random weights, to try things out")
 
 

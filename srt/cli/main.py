@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 
+from srt.cli.parser import Parser
 from srt.errors import ConfigError, TandemError
 
 COMMANDS = {  # word: (module, one line of help). A module has add_arguments(parser) and run(options).
@@ -27,9 +27,7 @@ COMMANDS = {  # word: (module, one line of help). A module has add_arguments(par
 def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 fine, 1 failed, 2 wrong use or a setting that cannot be met, 130 interrupted."""
     words = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(
-        prog="tandem", description="Tandem, an LLM serving engine.", allow_abbrev=False
-    )
+    parser = Parser(prog="tandem", description="Tandem, an LLM serving engine.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, help_line) in COMMANDS.items():
         command = commands.add_parser(

@@ -87,7 +87,9 @@ class AsyncClient:
             if context is not None:
                 await asyncio.to_thread(close_context, context)
             if isinstance(error, EngineDead):
-                hint = "" if known is None else "; or it does not know these keys"
+                hint = "; or it does not know these keys"
+                if known is None:
+                    hint = "" if context is None else "; or it wants a key (keys=, --keys)"
                 raise NotReady(f"no engine answers at {engine}: {error.message}{hint}") from None
             raise
 

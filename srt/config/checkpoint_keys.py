@@ -30,7 +30,7 @@ def check_architecture(path: Path, key: str, found: object) -> None:
     if found not in ARCHITECTURES and found not in DRAFT_ARCHITECTURES:
         raise ConfigError(
             f"{path}: {key} is {found!r}, which is not supported; supported: "
-            f"{', '.join(ARCHITECTURES)}"
+            f"{', '.join(MODEL_ARCHITECTURES)}"
         )
 
 

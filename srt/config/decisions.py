@@ -37,7 +37,8 @@ class Decisions:
     def asked(self, flag: str) -> tuple[str, str]:
         """Source and reason of a value that the user gave."""
         origin = self._sources.get(flag, "typed")
-        words = leaf_table()[flag].flag
+        leaf, value = leaf_table()[flag], getattr(self.args, flag)
+        words = leaf.words(value) if leaf.kind is bool else leaf.flag
         reason = f"asked for with {words}" if origin == "typed" else f"{flag} in the config file"
         return origin, reason
 

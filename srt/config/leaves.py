@@ -36,6 +36,12 @@ class Leaf:
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
 
+    def words(self, value: Any) -> str:
+        """What is typed for `value`: --flag value, or --flag and --no-flag of a switch."""
+        if self.kind is bool and isinstance(value, bool):
+            return self.flag if value else self.flag.replace("--", "--no-", 1)
+        return f"{self.flag} {value}"
+
     @property
     def kind(self) -> Any:
         """The type without its None: int for `int | None`."""

@@ -10,6 +10,7 @@ table in `capability` is asked again, with all that only loading knows.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 from srt.config.args import ServerArgs
@@ -23,6 +24,7 @@ from srt.errors import ConfigError
 
 ROWS = MappingProxyType({row.name: row for row in TABLE})
 FLASHINFER_CAPABILITY = 90  # from here on its prefill is faster than ours
+CACHE_FLAG = "--kv-cache-dtype"
 HOPPER = 90  # whose FA3 it is
 
 
@@ -81,9 +83,9 @@ def lack_of(name: str, place: Need, half: Half) -> str | None:
     return f"{name} {', '.join(found)}" if found else None
 
 
-def propose(half: Half, place: Need) -> tuple[str, str]:
+def propose(half: Half, place: Need, cache_flag: str = CACHE_FLAG) -> tuple[str, str]:
     """The backend for a half that nobody chose, and why. Raises ConfigError if there is none to trust
-    with it."""
+    with it. `cache_flag` sets the type of the KV cache."""
     if place.device == "cpu":
         lack = lack_of("native", place, half)
         name, why = (
@@ -102,7 +104,7 @@ def propose(half: Half, place: Need) -> tuple[str, str]:
     if lack_of("sdpa", place, half) is None:
         listing += "; allowed here: --attention-backend sdpa, which is a slow reference on a GPU"
     else:
-        listing += "; allowed: --no-deterministic"
+        listing += _remedy(place, half, cache_flag)
     raise ConfigError(f"no attention backend can {half} this model: {listing}")
 
 
@@ -118,7 +120,9 @@ def decide_half(half: Half, args: ServerArgs, place: Need, decisions: Decisions)
     return decisions.take(name, asked, None if own else "attention_backend")
 
 
-def check_wish(asked: str, flag: str, place: Need, half: Half) -> None:
+def check_wish(
+    asked: str, flag: str, place: Need, half: Half, cache_flag: str = CACHE_FLAG
+) -> None:
     """Raises ConfigError if the backend that was asked for cannot compute this half here."""
     lack = lack_of(asked, place, half)
     if lack is None:
@@ -127,8 +131,23 @@ def check_wish(asked: str, flag: str, place: Need, half: Half) -> None:
     others = "; ".join(why for each in _candidates(place) if (why := lack_of(each, place, half)))
     raise ConfigError(
         f"{flag} {asked} was asked for, but {lack}; allowed here: "
-        + (", ".join(fit) or f"none of them: {others}")
+        + (", ".join(fit) or f"none of them: {others}{_remedy(place, half, cache_flag)}")
     )
+
+
+def _remedy(place: Need, half: Half, cache_flag: str) -> str:
+    """The flags with which some backend could compute this half; nothing if there are none."""
+    plain, free = place.query_dtype or place.dtype, replace(place, deterministic=False)
+    cache = f"{cache_flag} {'auto or ' if cache_flag == CACHE_FLAG else ''}{plain}"
+    ways = (
+        ("--no-deterministic", free),
+        (cache, replace(place, dtype=plain)),
+        (f"{cache}, with --no-deterministic", replace(free, dtype=plain)),
+    )
+    for words, way in ways:
+        if way != place and any(lack_of(name, way, half) is None for name in ROWS):
+            return f"; allowed: {words}"
+    return ""
 
 
 def _candidates(place: Need) -> tuple[str, ...]:

@@ -119,11 +119,12 @@ def _max_total_tokens(
         flag, tokens = f"--max-total-tokens {asked}", asked // page * page
     if tokens < need:
         has = _cost(tokens, per_token, page) if asked else budget
-        usable = f"set --context-length to {tokens} or less" if tokens else "lower --page-size"
+        cost = _cost(need, per_token, page)
+        enough = f"{need}" if asked else f"{math.ceil(cost / 1e6) / 1e3:.3f}"
+        usable = f", or set --context-length to {tokens} or less" if tokens else ""
         raise ConfigError(
             f"the KV cache is too small for one context: {context} tokens need "
-            f"{megabytes(_cost(need, per_token, page))}, {flag} gives {megabytes(has)}; "
-            f"raise it, or {usable}"
+            f"{megabytes(cost)}, {flag} gives {megabytes(has)}; raise it to {enough} or more{usable}"
         )
     if asked is not None:
         if tokens == asked:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from srt.config.algorithms import DRAFT_ARCHITECTURES
 from srt.config.args import ServerArgs
 from srt.config.decisions import Decisions
-from srt.config.facts import Facts, GpuFacts, ModelFacts
+from srt.config.facts import Facts, GpuFacts
 from srt.config.footprint import ITEM_BYTES, weight_bytes
 from srt.config.inkling import state_bytes
 from srt.config.latent import kv_items
-from srt.config.rules_parallel import bytes_of_rank, check_int4, kv_heads_of_rank
+from srt.config.rules_parallel import bytes_of_rank, check_int4, check_ranks, kv_heads_of_rank
 from srt.config.rules_quantization import FP8_CAPABILITY, decide_quantization
 from srt.errors import ConfigError
 
@@ -97,17 +97,6 @@ def _load_format(args: ServerArgs, facts: Facts, decisions: Decisions) -> str:
     if found == "sharded" and asked != "dummy":
         reason += f" for {check_ranks(facts.model, args.tensor_parallel_size)}"
     return decisions.choose("load_format", asked, str(found), reason, source="model")
-
-
-def check_ranks(model: ModelFacts, ranks: int) -> str:
-    """For how many ranks a sharded folder is, in words. Raises ConfigError if it is for others."""
-    stored = f"{model.shards} rank" + ("" if model.shards == 1 else "s")
-    if ranks != model.shards:
-        raise ConfigError(
-            f"--tensor-parallel-size {ranks}: {model.path} was sharded for {stored}; allowed: "
-            f"{model.shards}, or divide the model again with `tandem model shard`"
-        )
-    return stored
 
 
 def _dtype(args: ServerArgs, facts: Facts, gpu: GpuFacts | None, decisions: Decisions) -> str:

@@ -21,6 +21,8 @@ def decide_parallel(args: ServerArgs, facts: Facts, is_gpu: bool, decisions: Dec
     """The number of ranks. Raises ConfigError with the numbers that do not go into each other."""
     size, model = args.tensor_parallel_size, facts.model
     _decide_sums(args, is_gpu, decisions)
+    if model.format == "sharded" and args.load_format != "dummy":
+        check_ranks(model, size)
     if size == 1:
         decisions.default("tensor_parallel_size")
         return
@@ -70,6 +72,17 @@ def _decide_sums(args: ServerArgs, is_gpu: bool, decisions: Decisions) -> None:
     nothing = "one rank has nothing to add"
     reason = f"{library} adds" if args.tensor_parallel_size > 1 else nothing
     decisions.choose("rank_sums", args.rank_sums, "library", reason)
+
+
+def check_ranks(model: ModelFacts, ranks: int) -> str:
+    """For how many ranks a sharded folder is, in words. Raises ConfigError if it is for others."""
+    stored = f"{model.shards} rank" + ("" if model.shards == 1 else "s")
+    if ranks != model.shards:
+        raise ConfigError(
+            f"--tensor-parallel-size {ranks}: {model.path} was sharded for {stored}; allowed: "
+            f"{model.shards}, or divide the model again with `tandem model shard`"
+        )
+    return stored
 
 
 def why_not(model: ModelFacts, size: int) -> str | None:

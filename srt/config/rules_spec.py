@@ -15,6 +15,7 @@ from srt.config.facts import Facts, ModelFacts
 from srt.config.footprint import ITEM_BYTES, weight_bytes
 from srt.config.inkling import why_no_guesses
 from srt.config.latent import is_latent, kv_items
+from srt.config.leaves import leaf_table
 from srt.config.rules_attention import check_wish, lack_of, place_of, propose
 from srt.config.rules_block import decide_block
 from srt.config.rules_model import ModelPlan, check_kv_dtype
@@ -28,6 +29,7 @@ BATCH_TOKENS = 16
 GPU_BATCH_TOKENS = 128
 ONE_RUNNER = "one runner makes all guesses; a number where each layer of the draft has its own"
 DRAFT_ONLY = ("attention_backend", "load_format", "kv_cache_dtype", "quantization")
+CACHE_FLAG = "--speculative-draft-kv-cache-dtype"
 STEPPING = ("num_steps", "confidence")
 PLANNING = ("dspark_planner", "dspark_budget")
 SETTINGS = ("num_draft_tokens", "batch_tokens", *STEPPING, "eagle_topk", "lookup", *PLANNING)
@@ -162,7 +164,7 @@ def _refuse(args: ServerArgs, names: Iterable[str], why: str) -> None:
         flag = f"speculative_{name}"
         if given[flag] is not None:
             raise ConfigError(
-                f"--{flag.replace('_', '-')} {given[flag]} was given, but {why}; leave it out, or "
+                f"{leaf_table()[flag].words(given[flag])} was given, but {why}; leave it out, or "
                 "choose another --speculative-algorithm"
             )
 
@@ -212,7 +214,7 @@ def _plan_draft(
         (plan.dtype, "rule", "the type the draft computes in"),
     )
     kv_name = str(kv_dtype[0])
-    check_kv_dtype("--speculative-draft-kv-cache-dtype", kv_name, plan.gpu)
+    check_kv_dtype(CACHE_FLAG, kv_name, plan.gpu)
     place = place_of(
         draft,
         facts.machine,
@@ -226,7 +228,7 @@ def _plan_draft(
     halves: tuple[Half, ...] = ("prefill", "decode")
     if own is not None:
         for half in halves:
-            check_wish(own, "--speculative-draft-attention-backend", place, half)
+            check_wish(own, "--speculative-draft-attention-backend", place, half, CACHE_FLAG)
     wishes = (args.prefill_attention_backend, args.decode_attention_backend)
     inherited = [
         _inherit(backend, half, place, bool(wish or args.attention_backend))
@@ -268,7 +270,7 @@ def _inherit(backend: str, half: Half, place: Need, is_asked: bool) -> Reasoned:
     lack = lack_of(backend, place, half)
     if lack is None and (is_asked or place.device == "cpu"):
         return backend, "rule", f"what the target has for {half}"
-    name, why = propose(half, place)
+    name, why = propose(half, place, CACHE_FLAG)
     return name, "rule", f"what the target has for {half}" if name == backend else lack or why
 
 

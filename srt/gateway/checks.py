@@ -6,6 +6,7 @@ value in the form the engine wants or raises `InvalidRequest` naming the field.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -62,9 +63,9 @@ def pick_one(given: Iterable[str], names: tuple[str, ...]) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as it may stand in an error message: short, whatever it is."""
+    """A value as it may stand in an error message: JSON, and short, whatever it is."""
     try:
-        text = repr(value)
+        text = json.dumps(value, ensure_ascii=False)
     except RecursionError:
         return "something nested this deeply"
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -118,12 +119,12 @@ def integer(low: int, high: int, limit: Limit | None = None) -> Rule:
     words = f"integer from {low if low > -(2**62) else 'int64'} to {end}"
 
     def check(name: str, value: Any, bounds: Bounds) -> int:
-        found = as_integer(name, value)
         top = min(high, limit.read(bounds.settings)) if limit else high
-        if not low <= found <= top:
-            why = f" ({limit.flag})" if limit and found > top else ""
-            refuse(name, f"must be an integer from {low} to {top}{why}, not {found}")
-        return found
+        if type(value) is not int or not low <= value <= top:  # of over 64 bits it comes as a float
+            is_above = type(value) in (int, float) and value > top
+            why = f" ({limit.flag})" if limit and is_above else ""
+            refuse(name, f"must be an integer from {low} to {top}{why}, not {show(value)}")
+        return int(value)
 
     return Rule(words=words, schema={"type": "integer"}, check=check)
 

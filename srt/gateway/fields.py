@@ -51,7 +51,7 @@ def exact(name: str, endpoints: tuple[Endpoint, ...], rule: Rule, note: str = ""
 def refused(
     name: str, endpoints: tuple[Endpoint, ...], why: str, neutral: tuple[Any, ...] = ()
 ) -> Field:
-    words = "null" if not neutral else "null or " + " or ".join(repr(value) for value in neutral)
+    words = "null" if not neutral else "null or " + " or ".join(map(checks.show, neutral))
     return Field(
         name=name,
         endpoints=endpoints,

@@ -29,7 +29,9 @@ def read_messages(value: Any, ignored: list[str], strict: bool) -> list[ChatMess
 def _read_message(where: str, item: Any, ignored: list[str], strict: bool) -> ChatMessage:
     if not isinstance(item, dict):
         refuse(where, f"must be an object with role and content, not {show(item)}")
-    role = as_text(f"{where}.role", item.get("role"))
+    if "role" not in item:
+        refuse(f"{where}.role", "is missing")
+    role = as_text(f"{where}.role", item["role"])
     if role in ("tool", "function"):
         refuse(
             f"{where}.role",
@@ -37,6 +39,8 @@ def _read_message(where: str, item: Any, ignored: list[str], strict: bool) -> Ch
         )
     if role not in _ROLES:
         refuse(f"{where}.role", f"must be one of {', '.join(_ROLES)}, not {show(role)}")
+    if "content" not in item and role != "assistant":
+        refuse(f"{where}.content", "is missing")
     for key in ("tool_calls", "function_call", "audio"):
         if item.get(key):
             refuse(f"{where}.{key}", "only text is supported in messages yet")
@@ -70,5 +74,7 @@ def _read_content(where: str, value: Any, role: str) -> str | None:
         kind = part.get("type")
         if kind != "text":
             refuse(f"{place}.type", f"{show(kind)} is not supported: this model reads text only")
+        if "text" not in part:
+            refuse(f"{place}.text", "is missing")
         texts.append(as_text(f"{place}.text", part.get("text")))
     return "".join(texts)

@@ -29,8 +29,8 @@ def probe(args: ServerArgs, cache_folder: str, progress: Progress = show_nothing
     def show(phase: str, fraction: float | None) -> None:
         progress("model", phase, fraction)
 
-    def facts_of(wish: str) -> ModelFacts:
-        path = locate(wish, cache_folder, show)
+    def facts_of(wish: str, flag: str) -> ModelFacts:
+        path = locate(wish, cache_folder, show, flag)
         if Path(wish).expanduser().exists():
             return probe_model(path, Path(path).name.removesuffix(".gguf"))
         facts, known = probe_model(path, wish), find_known(wish)
@@ -38,12 +38,14 @@ def probe(args: ServerArgs, cache_folder: str, progress: Progress = show_nothing
             return facts
         return replace(facts, generation_defaults={**known.generation_defaults})
 
-    model = facts_of(args.model)
-    wish = args.speculative_draft_model or shipped_draft(args.model, args.speculative_algorithm)
-    draft = None if wish is None else facts_of(wish)
+    model = facts_of(args.model, "--model")
     known = ALGORITHMS.get(args.speculative_algorithm or "none")
-    if known is not None and known.has_layers:
-        draft = layer_facts(draft or model)
+    draft = None
+    if known is not None and known.needs_model:  # else `resolve` refuses a draft that was named
+        wish = args.speculative_draft_model or shipped_draft(args.model, args.speculative_algorithm)
+        draft = None if wish is None else facts_of(wish, "--speculative-draft-model")
+        if known.has_layers:
+            draft = layer_facts(draft or model)
     machine = look_for_kernels(probe_machine(), cache_folder)
     return Facts(machine=machine, model=model, draft=draft)
 

@@ -36,13 +36,15 @@ def show_nothing(phase: str, fraction: float | None) -> None:
     """The progress callback of those who do not look."""
 
 
-def locate(model: str, cache_folder: str, progress: Progress = show_nothing) -> str:
+def locate(
+    model: str, cache_folder: str, progress: Progress = show_nothing, flag: str = "--model"
+) -> str:
     """A GGUF file or a model directory, as an absolute path. What is there is used as it is; a known
-    name or a hub id is fetched first if it must be. Raises ConfigError."""
+    name or a hub id is fetched first if it must be. Raises ConfigError, which names `flag`."""
     path = Path(model).expanduser()
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            raise ConfigError(f"--model {model} is a file, but no .gguf; give its directory")
+            raise ConfigError(f"{flag} {model} is a file, but no .gguf; give its directory")
         return str(path.resolve())
     if path.is_dir():
         return str(path.resolve())
@@ -50,10 +52,10 @@ def locate(model: str, cache_folder: str, progress: Progress = show_nothing) -> 
     if known is not None:
         return str(fetch(known, cache_folder, progress).resolve())
     if HUB_ID.fullmatch(model):
-        return _from_hub(model, cache_folder, progress)
+        return _from_hub(model, cache_folder, progress, flag)
     names = ", ".join(each.name for each in KNOWN_MODELS)
     raise ConfigError(
-        f"--model {model} is no file, no directory, no hub id (owner/name) and no known name; "
+        f"{flag} {model} is no file, no directory, no hub id (owner/name) and no known name; "
         f"known: {names}"
     )
 
@@ -99,7 +101,7 @@ def _hub_folder(cache_folder: str) -> Path:
     return models_folder(cache_folder) / "hub"
 
 
-def _from_hub(model: str, cache_folder: str, progress: Progress) -> str:
+def _from_hub(model: str, cache_folder: str, progress: Progress, flag: str) -> str:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -109,15 +111,15 @@ def _from_hub(model: str, cache_folder: str, progress: Progress) -> str:
         found = snapshot_download(model, cache_dir=folder, allow_patterns=HUB_FILES)
     except LocalEntryNotFoundError as error:
         raise ConfigError(
-            f"--model {model}: the Hugging Face hub cannot be reached and {folder} does not hold "
+            f"{flag} {model}: the Hugging Face hub cannot be reached and {folder} does not hold "
             "the model. Check the network, or give a local directory or GGUF file"
         ) from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         words = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"--model {model} cannot be fetched from the hub: {words}") from error
+        raise ConfigError(f"{flag} {model} cannot be fetched from the hub: {words}") from error
     if not any(Path(found).glob("*.safetensors")):
         raise ConfigError(
-            f"--model {model}: the repository has no *.safetensors, the only format taken from the "
+            f"{flag} {model}: the repository has no *.safetensors, the only format taken from the "
             "hub; other formats can run code. For a GGUF repository download the file and give it"
         )
     return str(Path(found).resolve())

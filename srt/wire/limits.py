@@ -120,15 +120,17 @@ def check_tokens(name: str, tokens: Sequence[int], vocab_size: int) -> None:
         )
 
 
-def check_length(params: SamplingParams, prompt_len: int, context_length: int) -> int:
+def check_length(
+    params: SamplingParams, prompt_len: int, context_length: int, field: str = "prompt"
+) -> int:
     """The prompt and its output fit the context. Returns the largest number of output tokens: what
-    was asked, or the rest of the context."""
+    was asked, or the rest of the context. `field`: where the prompt stands in the request."""
     if prompt_len == 0:
-        raise InvalidRequest("the prompt is empty: it has no tokens", param="prompt")
+        raise InvalidRequest("the prompt is empty: it has no tokens", param=field)
     rest = context_length - prompt_len
     asked = params.max_tokens
     if rest < (1 if asked is None else asked):
-        _refuse_length(prompt_len, asked, context_length)
+        _refuse_length(prompt_len, asked, context_length, field)
     budget = rest if asked is None else asked
     if params.min_tokens > budget:
         raise InvalidRequest(
@@ -138,13 +140,24 @@ def check_length(params: SamplingParams, prompt_len: int, context_length: int) -
     return budget
 
 
-def _refuse_length(prompt_len: int, max_tokens: int | None, context_length: int) -> None:
+def _refuse_length(
+    prompt_len: int, max_tokens: int | None, context_length: int, field: str = "prompt"
+) -> None:
+    # Client frameworks know an overflow, and shorten the prompt, by "prompt is too long" in the text: it
+    # stands wherever that could help.
+    room = context_length - prompt_len
+    if max_tokens is not None and room > 0:
+        cure = "lower it" if max_tokens >= context_length else "lower it, or the prompt is too long"
+        raise ContextLengthExceeded(
+            f"max_tokens is {max_tokens}, but a prompt of {prompt_len} tokens leaves room for {room} in "
+            f"the context length of {context_length} (--context-length); {cure}",
+            param="max_tokens",
+        )
     asked = "at least 1 output token" if max_tokens is None else f"max_tokens {max_tokens}"
-    # Client frameworks know an overflow, and shorten the prompt, by "prompt is too long" in the text.
     raise ContextLengthExceeded(
         f"the prompt is too long: with {asked}, its {prompt_len} tokens are more than the context "
-        f"length of {context_length}",
-        param="max_tokens" if prompt_len < context_length else "prompt",
+        f"length of {context_length} (--context-length)",
+        param=field,
     )
 
 

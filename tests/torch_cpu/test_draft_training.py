@@ -32,6 +32,7 @@ from srt.spec.train.hot import HotMap, choose_hot
 from srt.spec.train.loop import Trainer, TrainSettings
 from srt.spec.train.network import DraftNetwork, DraftShape
 from srt.spec.train.overlap import HeldOut
+from srt.spec.train.session import Settings, why_no_passage
 from srt.spec.train.target import Causal, DenseTarget, load_target
 from srt.spec.train.unroll import guess_right, unroll
 from srt.spec.train.writing import Wish as Ask
@@ -412,3 +413,16 @@ def test_held_out_prompts_are_refused() -> None:
     assert held_out.refuses("Tell me: what is a good way, to start exercising again today?")
     assert not held_out.refuses("What is a good way to start cooking again after a break?")
     assert not held_out.refuses("Say hi to Anna!")
+
+
+def test_too_short_a_time_is_told_in_figures(tmp_path: Path) -> None:
+    """Of 1.5 minutes a tenth of 30 s is for passages; 224 tokens at 0.2 s are 44.8 s."""
+    settings = Settings(
+        out=tmp_path, work=tmp_path, write_seconds=30.0, train_seconds=60.0, rows=16
+    )
+    said = why_no_passage(settings, 0, 0.2)
+    assert "no passage was finished in the 3.0 s" in said and "16 at once" in said
+    assert "224 tokens takes 45 s" in said and "--minutes 28" in said
+    short = why_no_passage(settings, 7, 0.001)
+    assert "7 passages were finished, none of more than 200 characters" in short
+    assert "allow more --minutes" in short

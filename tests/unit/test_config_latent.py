@@ -127,6 +127,26 @@ def test_a_cpu_has_sdpa_and_native_is_refused(tmp_path: Path) -> None:
         resolve(ServerArgs(**asked, attention_backend="native"), facts, entropy=0)
 
 
+@pytest.mark.parametrize(
+    ("facts", "asked", "words"),
+    [
+        (gpu_facts(), {}, "--kv-cache-dtype auto or bfloat16"),
+        (dummy_facts(), {"dtype": "float32"}, "--kv-cache-dtype auto or float32"),
+        (gpu_facts(), {"attention_backend": "sdpa"}, "--kv-cache-dtype auto or bfloat16"),
+        (gpu_facts(), {"deterministic": True}, "--kv-cache-dtype auto or bfloat16"),
+        (gpu_facts(), {"deterministic": True, "dtype": "float32"},
+         "--kv-cache-dtype auto or float32, with --no-deterministic"),
+    ],
+)  # fmt: skip
+def test_no_backend_reads_latents_in_8_bits_and_the_way_out_is_named(
+    facts: Facts, asked: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    args = ServerArgs(load_format="dummy", kv_cache_dtype="fp8_e4m3", **asked)
+    with pytest.raises(ConfigError, match="reads no latents in fp8_e4m3") as raised:
+        resolve(args, facts_on(facts, tmp_path), entropy=0)
+    assert str(raised.value).endswith(f"; allowed: {words}")
+
+
 def test_ranks_have_all_latents_and_a_share_of_the_heads(tmp_path: Path) -> None:
     args = ServerArgs(load_format="dummy", tensor_parallel_size=2, device="cpu")
     found = resolve(args, gpu_facts_of(tmp_path), entropy=0)

@@ -140,3 +140,9 @@ def test_the_layers_are_found_in_the_models_own_folder(tmp_path: Path) -> None:
     assert (facts.model.architecture, facts.draft.architecture) == ("MiMoForCausalLM", "MiMoMTP")
     assert len(resolve(args, facts, entropy=1).runners) == 3
     assert probe(replace(args, speculative_algorithm="ngram"), str(tmp_path)).draft is None
+    lost = replace(args, speculative_draft_model="lost")
+    with pytest.raises(ConfigError, match="^--speculative-draft-model lost is no file"):
+        probe(lost, str(tmp_path))
+    alone = replace(lost, speculative_algorithm=None)
+    with pytest.raises(ConfigError, match="--speculative-draft-model lost was given, but nobody"):
+        resolve(alone, probe(alone, str(tmp_path)), entropy=1)

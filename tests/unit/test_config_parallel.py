@@ -150,6 +150,8 @@ def test_a_sharded_folder_wants_its_own_number_of_ranks() -> None:
     assert reason_of(resolution, "model.load_format").endswith("is sharded for 2 ranks")
     with pytest.raises(ConfigError, match="was sharded for 2 ranks; allowed: 2, or divide"):
         decide(1, facts)
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 5: .* 2 ranks; allowed: 2, or"):
+        decide(5, facts)
     assert decide(1, facts, load_format="dummy").values["model"]["load_format"] == "dummy"
     with pytest.raises(ConfigError, match="safetensors was asked for, but .* is sharded"):
         decide(2, facts, load_format="safetensors")

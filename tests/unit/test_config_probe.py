@@ -133,6 +133,10 @@ def test_hf_missing_key_is_named(tmp_path: Path, key: str) -> None:
     ("changes", "words"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*supported: LlamaForCausalLM"),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "InklingForCausalLM$",
+        ),  # what scripts have is ours
         ({"architectures": []}, "architectures must be"),
         ({"hidden_size": "8"}, "hidden_size must be a positive integer, not '8'"),
         ({"num_attention_heads": True}, "num_attention_heads"),

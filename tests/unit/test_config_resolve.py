@@ -17,6 +17,7 @@ from srt.config.facts import Facts
 from srt.config.leaves import leaf_table
 from srt.config.resolve import Resolution, resolve
 from srt.config.runner_spec import RunnerSpec
+from srt.config.trail import InputSource
 from srt.errors import ConfigError
 from srt.runner.memory import PoolNeed, size_pools
 
@@ -158,6 +159,22 @@ def test_sources_tell_typed_from_file() -> None:
     assert trail["schedule.max_queued"][1] == "rule"
 
 
+def test_a_switch_turned_off_is_named_as_it_was_typed() -> None:
+    args = ServerArgs(gateway=False, native_kernels=False, disable_chunked_prefix_cache=False)
+    sources: dict[str, InputSource] = dict.fromkeys(
+        ("gateway", "native_kernels", "disable_chunked_prefix_cache"), "typed"
+    )
+    trail = {
+        entry.field.partition(".")[2]: entry.reason
+        for entry in resolve(args, make_facts(), entropy=1, sources=sources).trail
+    }
+    assert trail["gateway"] == "asked for with --no-gateway"
+    assert trail["native_kernels"] == "asked for with --no-native-kernels"
+    assert (
+        trail["disable_chunked_prefix_cache"] == "asked for with --no-disable-chunked-prefix-cache"
+    )
+
+
 def test_value_without_a_source_is_not_called_a_default() -> None:
     trail = by_field(resolve(ServerArgs(max_n=3), make_facts(), entropy=1, sources={}))
     assert trail["serving.max_n"] == (3, "typed", "asked for with --max-n")
@@ -283,7 +300,8 @@ def test_whole_prompts_in_one_step() -> None:
         ({"max_step_tokens": 99, "chunked_prefill_size": 0}, ("99", "2048")),
         ({"max_total_tokens": 1000}, ("2048 tokens need", "--context-length to 992")),
         ({"kv_memory_gb": 0.0001}, ("0.5 MB", "0.1 MB", "--context-length to 368")),
-        ({"kv_memory_gb": 0}, ("lower --page-size",)),
+        ({"kv_memory_gb": 0}, ("--kv-memory-gb 0 gives", "raise it to 0.001 or more")),
+        ({"max_total_tokens": 10}, ("--max-total-tokens 10 gives", "raise it to 2048 or more")),
         (
             {"kv_memory_gb": 9999},
             (

@@ -108,6 +108,8 @@ def test_explain_shows_both_side_by_side() -> None:
         ({"speculative_algorithm": "standalone"}, "needs --speculative-draft-model"),
         ({"speculative_draft_model": "small"}, "nobody guesses"),
         ({"speculative_num_draft_tokens": 3}, "nobody guesses"),
+        ({"speculative_lookup": False}, "--no-speculative-lookup was given, but nobody guesses"),
+        ({"speculative_lookup": True}, "--speculative-lookup was given, but nobody guesses"),
         ({**TWO, "speculative_algorithm": "ngram"}, "guesses without a model"),
         (
             {"speculative_algorithm": "ngram", "speculative_draft_attention_backend": "sdpa"},

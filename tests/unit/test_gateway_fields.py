@@ -237,6 +237,27 @@ async def test_chat_refusals_name_the_field(fields: dict[str, Any], param: str) 
     assert response.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"seed": 10**22 + 7}, "from -9223372036854775808 to 9223372036854775807, not 1e+22"),
+        ({"seed": True}, "9223372036854775807, not true"),
+        ({"n": "two"}, 'must be an integer from 1 to 16, not "two"'),
+        ({"n": 1e30}, "from 1 to 16 (--max-n), not 1e+30"),
+        ({"temperature": True}, "not true"),
+        ({"stop": {"a": None}}, 'not {"a": null}'),
+        ({"messages": [{"role": None, "content": "x"}]}, "must be a string, not null"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role: is missing"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content: is missing"),
+        ({"messages": [{"role": "user", "content": None}]}, "list of text parts, not null"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "[0].text: is missing"),
+    ],
+)
+async def test_refusals_speak_json_and_say_the_range(fields: dict[str, Any], words: str) -> None:
+    response = await Api().chat(**fields)
+    assert response.status_code == 400 and words in response.json()["error"]["message"]
+
+
 async def test_max_completion_tokens_wins() -> None:
     api = Api()
     await api.chat(max_completion_tokens=3, max_tokens=9)

@@ -196,11 +196,20 @@ def test_what_fits(prompt_len: int, max_tokens: int | None, budget: int) -> None
 def test_what_does_not_fit_names_the_numbers(
     prompt_len: int, max_tokens: int | None, param: str
 ) -> None:
-    words = rf"^the prompt is too long: .*{prompt_len} .*{CONTEXT}"  # frameworks look for the first five
+    words = rf"{prompt_len} tokens .*{CONTEXT} \(--context-length\)"
     with pytest.raises(ContextLengthExceeded, match=words) as caught:
         check_length(SamplingParams(max_tokens=max_tokens), prompt_len, CONTEXT)
     assert caught.value.param == param
     assert max_tokens is None or str(max_tokens) in caught.value.message
+    # Frameworks look for these words and shorten the prompt, where that can help.
+    helps = max_tokens is None or max_tokens < CONTEXT
+    assert ("prompt is too long" in caught.value.message) == helps
+
+
+def test_a_conversation_that_is_too_long_is_called_messages() -> None:
+    with pytest.raises(ContextLengthExceeded) as caught:
+        check_length(SamplingParams(), CONTEXT, CONTEXT, "messages")
+    assert caught.value.param == "messages"
 
 
 def test_an_empty_prompt_is_the_prompts_fault() -> None:

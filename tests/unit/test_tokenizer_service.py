@@ -187,6 +187,19 @@ async def test_a_tokenizer_larger_than_the_model_does_not_reach_it() -> None:
         intake.close()
 
 
+async def test_a_length_error_names_the_field_that_the_client_set() -> None:
+    long = [ChatMessage(role="user", content="x" * 64)]
+    async with make_rig() as rig, await rig.client() as client:
+        for prompt, params, field in (
+            (long, SamplingParams(), "messages"),
+            ("x" * 64, SamplingParams(), "prompt"),
+            ("x", SamplingParams(max_tokens=1000), "max_tokens"),
+        ):
+            with pytest.raises(errors.ContextLengthExceeded) as caught:
+                await client.generate(prompt, params)
+            assert caught.value.param == field
+
+
 async def test_questions() -> None:
     async with make_rig(ask_seconds=0.05) as rig, await rig.client() as client:
         assert await client.metrics() == {"topic": "metrics"}

@@ -21,6 +21,8 @@ from srt.spec.train.writing import Wish, Writer, Written
 
 INVENTED = "invented"  # the label of prompts that the target thought of, without a lead
 PASSAGE = "passage"
+PASSAGE_TOKENS = 224  # of a passage at most
+PASSAGE_CHARS = 200  # a shorter one is not asked about
 HELD_BACK_EVERY = 64  # one greedy answer of so many is measured instead of learned
 HELD_BACK_MOST = 768
 
@@ -152,13 +154,15 @@ class Author:
                 text = draw_passage_prompt(self._rng)
                 if invented and self._rng.random() < 0.6:
                     text = self._rng.choice(invented).text
-                yield Wish(self._prompt(text), self._rng.choice((0.6, 0.8, 1.0)), 224, PASSAGE)
+                yield Wish(
+                    self._prompt(text), self._rng.choice((0.6, 0.8, 1.0)), PASSAGE_TOKENS, PASSAGE
+                )
 
         texts, sequences = [], []
         for written in writer.write(wishes(), until):
             texts.append(self._codec.decode(written.answer, True).strip())
             sequences.append(as_sequence(written))
-        return [text for text in texts if len(text) > 200], sequences
+        return [text for text in texts if len(text) > PASSAGE_CHARS], sequences
 
     def answers(
         self, writer: Writer, bank: PromptBank, invented: list[Drawn], until: float, most: int

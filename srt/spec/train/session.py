@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from dataclasses import asdict, dataclass, field
@@ -16,6 +17,8 @@ from srt.config.facts import ModelFacts
 from srt.errors import ConfigError
 from srt.spec.train.bank import PromptBank
 from srt.spec.train.corpus import (
+    PASSAGE_CHARS,
+    PASSAGE_TOKENS,
     Author,
     Corpus,
     Frame,
@@ -37,6 +40,7 @@ CORPUS_FILE = "corpus.safetensors"
 HELD_BACK_FILE = "held_back.safetensors"
 CHECKPOINT_FILE = "checkpoint.safetensors"
 MEASURED_STEPS = (3, 4, 5)
+PASSAGES_FROM, PASSAGES_UNTIL = 0.15, 0.25  # of the time for writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +143,17 @@ class Session:
         author = Author(self._codec, self._frames, held_out, self._rng, self.show)
         writer = self._writer(settings.rows, settings.width)
         for _ in writer.write([Wish([1, 1, 1], 0.0, 4)]):  # compiles what is compiled
-            began = time.monotonic()
+            began, writer.steps = time.monotonic(), 0
 
         def until(share: float) -> float:
             return began + share * settings.write_seconds
 
-        invented = author.invent(writer, until(0.15))
-        passages, learn = author.passages(writer, invented, until(0.25))
+        invented = author.invent(writer, until(PASSAGES_FROM))
+        passages, learn = author.passages(writer, invented, until(PASSAGES_UNTIL))
         self.show(f"written: {len(invented)} prompts, {len(passages)} passages")
         if not passages:
-            raise ConfigError("no passage was finished in the time given; allow more --minutes")
+            step = (time.monotonic() - began) / writer.steps
+            raise ConfigError(why_no_passage(settings, len(learn), step))
         bank = PromptBank(passages)
         width = settings.width
         more, kept = author.answers(writer, bank, invented, until(0.92), width * 5 // 8)
@@ -271,3 +276,22 @@ class Session:
             lengths = " ".join(f"{label} {each.mean_length:.2f}" for label, each in found.items())
             self.show(f"{name}, {steps} guesses: {lengths}")
         return result
+
+
+def why_no_passage(settings: Settings, finished: int, step_seconds: float) -> str:
+    """`finished` texts came, all too short to ask about; a step, a token for every row, took
+    `step_seconds`. A quarter more than the longest passage takes is asked for: a step may come late."""
+    time_for_it = (PASSAGES_UNTIL - PASSAGES_FROM) * settings.write_seconds
+    took = PASSAGE_TOKENS * step_seconds
+    if finished:
+        found = f"{finished} passages were finished, none of more than {PASSAGE_CHARS} characters"
+    else:
+        found = "no passage was finished"
+    total = settings.write_seconds + settings.train_seconds
+    enough = math.ceil(10 * max(total, total * 1.25 * took / time_for_it) / 60) / 10
+    more = f"--minutes {enough:g}" if 1.25 * took > time_for_it else "more --minutes"
+    return (
+        f"{found} in the {time_for_it:.1f} s for them (a part of --minutes and --write-share): "
+        f"{settings.rows} at once take {step_seconds:.2f} s a token here, so one of "
+        f"{PASSAGE_TOKENS} tokens takes {took:.0f} s; allow {more}, or fewer --rows"
+    )

@@ -71,6 +71,7 @@ class Writer:
         self._rows_index = torch.arange(rows, device=device)
         self._columns = torch.arange(width, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
+        self.steps = 0  # taken so far
 
     @torch.inference_mode()
     def write(self, wishes: Iterable[Wish], until: float | None = None) -> Iterator[Written]:
@@ -94,6 +95,7 @@ class Writer:
                 return
             for _ in range(STEPS_PER_ROUND):
                 self._step()
+            self.steps += STEPS_PER_ROUND
             waiting.extend(islice(source, rows - len(waiting)))  # while the device is busy
 
     def _take(self, finished: list[int], held: dict[int, Wish]) -> Iterator[Written]:
