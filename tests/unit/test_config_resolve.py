@@ -160,19 +160,14 @@ def test_sources_tell_typed_from_file() -> None:
 
 
 def test_a_switch_turned_off_is_named_as_it_was_typed() -> None:
-    args = ServerArgs(gateway=False, native_kernels=False, disable_chunked_prefix_cache=False)
-    sources: dict[str, InputSource] = dict.fromkeys(
-        ("gateway", "native_kernels", "disable_chunked_prefix_cache"), "typed"
-    )
+    args = ServerArgs(gateway=False, native_kernels=False)
+    sources: dict[str, InputSource] = dict.fromkeys(("gateway", "native_kernels"), "typed")
     trail = {
         entry.field.partition(".")[2]: entry.reason
         for entry in resolve(args, make_facts(), entropy=1, sources=sources).trail
     }
     assert trail["gateway"] == "asked for with --no-gateway"
     assert trail["native_kernels"] == "asked for with --no-native-kernels"
-    assert (
-        trail["disable_chunked_prefix_cache"] == "asked for with --no-disable-chunked-prefix-cache"
-    )
 
 
 def test_value_without_a_source_is_not_called_a_default() -> None:
