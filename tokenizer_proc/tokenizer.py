@@ -218,12 +218,14 @@ class TokenizerService:
 
     def _answer(self, peer: bytes, ask: Ask) -> None:
         if ask.topic == "health":
-            body = {
+            body: dict[str, object] = {
                 "engine_age": self._ring.age,
                 "phase": self.phase,
                 "live": len(self._requests),
                 "late_items": self.late_items,
             }
+            if self._ring.is_stalled:
+                body["cause"] = self._dead().message
             self._reply(peer, Answer(rid=ask.rid, body=body))
             return
         try:

@@ -210,7 +210,8 @@ class AsyncClient:
         return await self.ask("metrics")
 
     async def health(self, timeout: float | None = None) -> dict[str, Any]:
-        """`engine_age` (seconds), `phase` (starting, ready, stalled, draining), `live` (requests)."""
+        """`engine_age` (seconds), `phase` (starting, ready, stalled, draining), `live` (requests), and
+        of an engine that is stalled the `cause`."""
         return await self.ask("health", timeout=timeout)
 
     async def requests(self) -> dict[str, Any]:

@@ -102,5 +102,8 @@ class Gateway:
         health = await self.within(seconds, self.engine.health(seconds))
         age = float(health.get("engine_age", 0.0))
         if age > self.settings.stall_seconds or health.get("phase") == "stalled":
-            raise EngineDead(f"the engine has not moved for {age:.1f} s")
+            cause = health.get(
+                "cause"
+            )  # known to who stands nearer, maybe, before it is known here
+            raise EngineDead(cause or f"the engine has not moved for {age:.1f} s")
         return health

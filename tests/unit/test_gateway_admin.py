@@ -106,6 +106,8 @@ async def test_health_is_the_age_of_the_engine() -> None:
     for body in ({"engine_age": 6.0, "phase": "ready"}, {"engine_age": 0.0, "phase": "stalled"}):
         api.engine.health_body = body
         assert (await api.get("/health")).status_code == 503
+    api.engine.health_body["cause"] = "the engine's detokenizer process died"
+    assert "detokenizer" in (await api.get("/health")).json()["error"]["message"]
     api.engine.failure = EngineDead("the engine gave no answer within 1 s")
     response = await api.get("/health")
     assert response.status_code == 503 and response.json()["error"]["code"] == "engine_dead"

@@ -104,7 +104,8 @@ async def test_a_death_that_is_told_ends_everything_at_once_and_for_good() -> No
         for request in (pending, client.generate("z"), client.metrics()):
             with pytest.raises(errors.EngineDead, match="scheduler process died"):
                 await request
-        assert (await client.health())["phase"] == "stalled"
+        health = await client.health()
+        assert health["phase"] == "stalled" and "scheduler process died" in health["cause"]
 
 
 def test_the_ring_does_not_count_the_time_it_slept_itself() -> None:
