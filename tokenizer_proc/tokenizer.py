@@ -226,11 +226,10 @@ class TokenizerService:
             }
             if self._ring.is_stalled:
                 body["cause"] = self._dead().message
-            self._reply(peer, Answer(rid=ask.rid, body=body))
-            return
+            return self._reply(peer, Answer(rid=ask.rid, body=body))
+        if self._ring.is_stalled:
+            return self._refuse(peer, ask.rid, self._dead())
         try:
-            if self._ring.is_stalled:
-                raise self._dead()
             self._work.send(self._questions.add(peer, ask, self._now()))
         except e.TandemError as error:
             self._refuse(peer, ask.rid, error)
