@@ -37,10 +37,7 @@ def multiply_tiles(
     expert = tl.load(entry)
     if expert < 0:
         return
-    begin = tl.load(entry + 1)
-    places = begin + tl.arange(0, TILE)
-    is_row = places < tl.load(entry + 2)
-    entries = tl.load(sorted_ptr + places, mask=is_row, other=0)
+    begin, places, is_row, entries = find_entries(sorted_ptr, entry, TILE)
     columns = tl.arange(0, BLOCK)
     row = expert * num_rows + tl.program_id(0) * ROWS
     if GATED:
@@ -52,10 +49,7 @@ def multiply_tiles(
         else:
             x = x_tiles.load([begin, k])
         weight = weight_tiles.load([row, k])
-        if WIDE:
-            total += tl.dot(x.to(tl.float32), weight.to(tl.float32).T)
-        else:
-            total = tl.dot(x, weight.T, total)
+        total = add_product(total, x, weight, WIDE)
     finish_tile(
         total,
         tl.program_id(0),
@@ -112,10 +106,7 @@ def stream_tiles(
         row_tile = tile % row_tiles
         entry = blocks_ptr + tile // row_tiles * 4
         expert = tl.load(entry)
-        begin = tl.load(entry + 1)
-        places = begin + tl.arange(0, TILE)
-        is_row = places < tl.load(entry + 2)
-        entries = tl.load(sorted_ptr + places, mask=is_row, other=0)
+        begin, places, is_row, entries = find_entries(sorted_ptr, entry, TILE)
         row = expert * num_rows + row_tile * ROWS
         total = tl.zeros([TILE, ROWS], tl.float32)
         for k in tl.range(0, K, BLOCK):
@@ -125,10 +116,7 @@ def stream_tiles(
             else:
                 x = x_tiles.load([begin, k])
             weight = weight_tiles.load([row, k])
-            if WIDE:
-                total += tl.dot(x.to(tl.float32), weight.to(tl.float32).T)
-            else:
-                total = tl.dot(x, weight.T, total)
+            total = add_product(total, x, weight, WIDE)
         finish_tile(
             total,
             row_tile,
@@ -146,6 +134,25 @@ def stream_tiles(
             ROWS,
             GATED,
         )
+
+
+@triton.jit
+def find_entries(sorted_ptr, entry, TILE: tl.constexpr):
+    """Of the block that stands at `entry`: its first place, and of [TILE] places from there on whether
+    they are its, and what entries lie there."""
+    begin = tl.load(entry + 1)
+    places = begin + tl.arange(0, TILE)
+    is_row = places < tl.load(entry + 2)
+    return begin, places, is_row, tl.load(sorted_ptr + places, mask=is_row, other=0)
+
+
+@triton.jit
+def add_product(total, x, weight, WIDE: tl.constexpr):
+    if WIDE:
+        total += tl.dot(x.to(tl.float32), weight.to(tl.float32).T)
+    else:
+        total = tl.dot(x, weight.T, total)
+    return total
 
 
 @triton.jit

@@ -71,10 +71,9 @@ SMALL = Plan(16, TilePlan(64, 128, 4, 4, swap=True), TilePlan(64, 128, 4, 4, swa
 MIDDLE = Plan(32, TilePlan(128, 128, 3, 4, swap=True), TilePlan(128, 128, 3, 4, swap=True))
 LARGE = Plan(64, TilePlan(128, 64, 4, 4), TilePlan(128, 64, 4, 4))
 LARGEST = Plan(128, TilePlan(256, 64, 3, 8), TilePlan(128, 64, 3, 8))
-FETCHED = Plan(
-    128, FetchPlan(256, 64, 4, 8, streams=1), FetchPlan(128, 64, 3, 8, streams=2)
-)  # of weights as they are
-FETCHED_FP8 = Plan(128, FetchPlan(256, 128, 4, 8), FetchPlan(128, 128, 3, 8))  # tokens in fp8, too
+# Fetched: of weights as they are, and in fp8, where the tokens are so too.
+FETCHED = Plan(128, FetchPlan(256, 64, 4, 8, streams=1), FetchPlan(128, 64, 3, 8, streams=2))
+FETCHED_FP8 = Plan(128, FetchPlan(256, 128, 4, 8), FetchPlan(128, 128, 3, 8))
 INVARIANT = LARGE  # a token's bits must not depend on how many there are
 
 
