@@ -1,38 +1,23 @@
-"""Triton's own compiler takes the kernels of latent attention for Hopper, at the sizes of DeepSeek.
-
-In a process of its own, where nothing is interpreted; the assembler comes with Triton, no GPU is needed.
-"""
+"""Triton's own compiler takes the kernels of latent attention for Hopper, at the sizes of DeepSeek."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.hopper import pretend_hopper, run_compiling
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, tests/gpu compiles them")
 def test_the_kernels_of_latent_attention_compile_for_hopper(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=100
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stdout.split() == ["7", "compiled"]
+    assert run_compiling(__file__, tmp_path) == ["7", "compiled"]
 
 
 def compile_all() -> int:
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime.driver import driver
-
     from kernels.latent_write.triton import write_tokens
     from kernels.mla_attention.triton import decode_shape, extend_shape
     from kernels.mla_attention.triton_few import absorb_row, release_row
@@ -41,19 +26,7 @@ def compile_all() -> int:
     from kernels.mla_attention.triton_spans import BLOCK, ROWS, STAGES, WARPS
     from kernels.mla_attention.triton_spans import attend as attend_spans
 
-    class Hopper:
-        """As much of a driver as compiling asks for."""
-
-        def get_current_device(self) -> int:
-            return 0
-
-        def get_current_stream(self, device: int) -> int:
-            return 0
-
-        def get_current_target(self) -> GPUTarget:
-            return GPUTarget("cuda", 90, 32)
-
-    driver.set_active(Hopper())
+    pretend_hopper()
     bf16, f32, i32, i64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
     stride, up = 3648, 256 * 512
     forms = []
