@@ -28,14 +28,8 @@ def have_prefill(
     from flashinfer.jit import gen_batch_prefill_module
 
     query, cache = dtypes
-    sizes = (
-        query_dim,
-        value_dim,
-        0,
-        False,
-        False,
-        False,
-    )  # no rotation, window, cap; sums in float32
+    # no rotation, window, cap; sums in float32
+    sizes = (query_dim, value_dim, 0, False, False, False)
     operator = gen_batch_prefill_module(kernel_of(device), query, cache, query, torch.int32, *sizes)
     _compile(operator, f"prefill of heads of {query_dim} and {value_dim}", show)
 

@@ -102,8 +102,6 @@ class Gateway:
         health = await self.within(seconds, self.engine.health(seconds))
         age = float(health.get("engine_age", 0.0))
         if age > self.settings.stall_seconds or health.get("phase") == "stalled":
-            cause = health.get(
-                "cause"
-            )  # known to who stands nearer, maybe, before it is known here
+            cause = health.get("cause")  # the engine may know it before this process is told
             raise EngineDead(cause or f"the engine has not moved for {age:.1f} s")
         return health
