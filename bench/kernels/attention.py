@@ -145,7 +145,7 @@ def exact(case: Case, layer: int) -> torch.Tensor:
         slots = batch.page_table[row].long()[seen // batch.page_size] * batch.page_size
         slots += seen % batch.page_size
         k, v = (
-            plane[slots].float().transpose(0, 1).repeat_interleave(group, 0)
+            plane.float()[slots].transpose(0, 1).repeat_interleave(group, 0)
             for plane in (case.pool.keys(layer), case.pool.values(layer))
         )
         q = case.q[first : first + length].float().transpose(0, 1)

@@ -1,8 +1,10 @@
-"""python -m bench.kernels.attention_tune: the tile shapes of the GPU's attention kernel, each timed."""
+"""python -m bench.kernels.attention_tune [--only narrow]: the tile shapes of the GPU's attention kernel,
+each timed, for decodes, decodes from a cache of 8 bits (narrow), and prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -28,7 +30,11 @@ DECODES = (
     *((1, 200), (1, 1000), (8, 200), (8, 1000), (32, 200), (32, 1000), (64, 1000)),
     *((128, 200), (128, 800), (256, 200), (256, 800)),
 )
-NARROW_DECODES = ((1, 200), (32, 1000), (256, 800))
+NARROW_DECODES = (
+    *((1, 200), (1, 1000), (1, 4000), (8, 1000), (32, 200), (32, 1000), (64, 1000)),
+    *((128, 200), (128, 800), (256, 200), (256, 800)),
+)
+KINDS = ("decode", "narrow", "prefill")
 PREFILLS = ((1, 1024), (4, 2048))
 SLOTS = 132 * 8  # programs beyond which a split is not tried
 
@@ -70,11 +76,22 @@ def decode_shapes() -> Iterator[TileShape]:
 
 
 def narrow_shapes() -> Iterator[TileShape]:
-    yield tile(16, 64, 4, 3)
-    yield tile(16, 128, 4, 3)
-    for block, stages in ((64, 3), (64, 4), (128, 3)):
-        yield tile(64, block, 4, stages, two_loops=True)
-    yield tile(16, 128, 8, 2, early=True)
+    for block, warps, stages in (
+        (64, 4, 3),
+        (64, 4, 4),
+        (64, 4, 5),
+        (64, 2, 4),
+        (128, 4, 2),
+        (128, 4, 3),
+        (128, 4, 4),
+        (128, 8, 3),
+    ):
+        yield tile(16, block, warps, stages)
+    for block, stages in ((64, 3), (64, 4), (128, 2), (128, 3)):
+        yield tile(16, block, 4, stages, two_loops=True)
+    yield tile(64, 64, 4, 3, two_loops=True)
+    for block, warps in ((128, 8), (128, 4), (64, 4), (256, 8)):
+        yield tile(16, block, warps, 2, early=True)
 
 
 def long_shapes() -> Iterator[TileShape]:
@@ -132,31 +149,36 @@ def try_compile(length: int, dtype: torch.dtype, splits: int, shape: TileShape) 
         del error
 
 
-def tune() -> None:
+def tune(kinds: Sequence[str]) -> None:
     """A line per shape, a column per case: microseconds, and at how many splits."""
+    tried = {
+        "decode": (*((1, BF16, splits, decode_shapes) for splits in (1, 2)),),
+        "narrow": (*((1, FP8, splits, narrow_shapes) for splits in (1, 2)),),
+        "prefill": ((64, BF16, 1, long_shapes),),
+    }
     with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
         jobs = [
             pool.submit(try_compile, length, dtype, splits, shape)
-            for length, dtype, splits, shapes in (
-                *((1, BF16, splits, decode_shapes) for splits in (1, 2)),
-                *((1, FP8, splits, narrow_shapes) for splits in (1, 2)),
-                (64, BF16, 1, long_shapes),
-            )
+            for kind in kinds
+            for length, dtype, splits, shapes in tried[kind]
             for shape in shapes()
         ]
         for job in jobs:
             job.result()
-    decodes = [make_case([context - 1] * count, [1] * count) for count, context in DECODES]
-    show("decode", DECODES, decodes, list(decode_shapes()))
-    del decodes
-    narrow = [
-        make_case([context - 1] * count, [1] * count, dtype=FP8)
-        for count, context in NARROW_DECODES
-    ]
-    show("decode, fp8 cache", NARROW_DECODES, narrow, list(narrow_shapes()))
-    del narrow
-    prefills = [make_case([0] * count, [length] * count) for count, length in PREFILLS]
-    show("prefill", PREFILLS, prefills, list(long_shapes()))
+    if "decode" in kinds:
+        cases = [make_case([context - 1] * count, [1] * count) for count, context in DECODES]
+        show("decode", DECODES, cases, list(decode_shapes()))
+        del cases
+    if "narrow" in kinds:
+        cases = [
+            make_case([context - 1] * count, [1] * count, dtype=FP8)
+            for count, context in NARROW_DECODES
+        ]
+        show("decode, fp8 cache", NARROW_DECODES, cases, list(narrow_shapes()))
+        del cases
+    if "prefill" in kinds:
+        cases = [make_case([0] * count, [length] * count) for count, length in PREFILLS]
+        show("prefill", PREFILLS, cases, list(long_shapes()))
 
 
 def show(
@@ -165,7 +187,7 @@ def show(
     print(f"{title:40}" + "".join(f"{f'{count} x {length}':>13}" for count, length in sizes))
     for shape in shapes:
         label = f"{shape.rows:3} x {shape.block:3}, {shape.warps} warps, {shape.stages} stages"
-        label += " early" if shape.early else ""
+        label += " early" if shape.early else " two loops" if shape.two_loops else ""
         print(f"{label:40}" + "".join(f"{best(case, shape):>13}" for case in cases), flush=True)
 
 
@@ -194,11 +216,13 @@ def measure(case: Case, shape: TileShape, splits: int) -> float:
         for planes in case.pool.planes
     ]
     calls[0]()
-    if case.pool.dtype == BF16 and len(case.q) <= 64:
+    if len(case.q) <= 64:
         check(str(shape), out, exact(case, 0))
     return microseconds(calls, rounds=3)
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="+", default=KINDS, choices=KINDS)
     torch.manual_seed(0)
-    tune()
+    tune(parser.parse_args().only)

@@ -124,7 +124,7 @@ def fused(name: str, plan: Plan) -> tuple[bool, bool, bool]:
 
 
 def candidates(kind: str, rows: int, size: int, tokens: int) -> list[Plan]:
-    if tokens > 64 and (kind != "plain" or rows > 8192):
+    if tokens > 64 and (kind == "int4" or kind == "plain" and rows > 8192):
         return []
     if tokens >= 16:
         return list(tile_plans(kind, tokens, rows, size))

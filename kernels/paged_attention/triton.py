@@ -16,6 +16,8 @@ from kernels.paged_attention.triton_kernel import attend
 LOG2_E = 1.4426950408889634
 COUNTS = 1 << 16  # tiles * kv heads that may be split at once
 SHORT_ROWS = 64
+PAIRED_ROWS = 32  # of a tile, up to which a cache of 8 bits is read in pairs, if heads
+PAIRED_DIM = 32  # are so large
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +75,11 @@ class Work:
 
 def choose_shape(rows: int, head_dim: int, group: int, *, narrow: bool = False) -> TileShape:
     """rows: the most a slice has, its tokens times the heads of a group. Tiles of few rows are bound by
-    memory, others by arithmetic. narrow: a cache of 8 bits, whose keys reach the tensor cores faster in
-    tiles of 64 rows."""
+    memory, others by arithmetic. narrow: a cache of 8 bits; where its keys are not read in pairs, they
+    reach the tensor cores faster in tiles of 64 rows."""
     padded = max(next_power_of_two(rows), 16)
     small = head_dim <= 128
-    if narrow and small and padded <= SHORT_ROWS:
+    if narrow and small and PAIRED_ROWS < padded <= SHORT_ROWS:
         return tall_shape()
     if padded <= SHORT_ROWS:
         return TileShape(rows=padded, block=64 if small else 32, warps=4, stages=3, per_sm=2)
@@ -165,6 +167,8 @@ class Attention:
             assert q.stride(2) == 1 and q.stride(1) == q.shape[2]
             constants = work.made[key] = make_constants(work, q, k_plane.shape[1], *bound)
         parts = self.reserve(constants.parts) if constants.parts else None
+        if is_paired(k_plane, work.shape):
+            k_plane, v_plane = k_plane.view(torch.int16), v_plane.view(torch.int16)
         self._launch(
             constants.grid,
             (
@@ -193,6 +197,12 @@ class Attention:
             num_warps=work.shape.warps,
             num_stages=work.shape.stages,
         )
+
+
+def is_paired(plane: torch.Tensor, shape: TileShape) -> bool:
+    """Whether two of its numbers are read as one, see `triton_kernel`."""
+    is_narrow = plane.dtype.itemsize == 1
+    return is_narrow and shape.rows <= PAIRED_ROWS and plane.shape[2] >= PAIRED_DIM
 
 
 def make_constants(

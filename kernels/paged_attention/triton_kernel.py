@@ -8,7 +8,12 @@ With SPLIT several programs share a tile's keys. Each leaves its part in the wor
 finishes last folds the parts, so there is no second launch. What a row of a tile gives depends on that
 row alone, not on its place or neighbours: a block of which a row sees nothing leaves the row as it was.
 
-Letters: R rows of a tile, N keys of a block, D the head's size, padded to a power of two.
+A cache of 8 bits may come as int16, two neighbours of a head in each (PAIRED): pairs move through shared
+memory as any 16 bits do and are taken apart in registers, the even numbers of a head and the odd ones.
+Single bytes would have to be read one by one there.
+
+Letters: R rows of a tile, N keys of a block, D the head's size, padded to a power of two, or half of
+that where keys come in pairs.
 """
 
 from __future__ import annotations
@@ -17,7 +22,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
+from kernels.paged_attention.triton_fold import fold_parts, write
+
 TILE_FIELDS: tl.constexpr = tl.constexpr(8)  # row, token, position, count, base, end, two unused
 
 
@@ -65,6 +71,7 @@ def attend(
     PDL: tl.constexpr,
 ):
     """Grid [KV_HEADS, splits, tiles]. q: [T, heads, DIM], tokens Q_STRIDE apart; out like it, dense.
+    k, v: [slots, KV_HEADS, DIM], or int16 [slots, KV_HEADS, DIM / 2], see `unpair`.
 
     LISTED: rows_ptr is [tiles, 8] int32, see `tiles.py`; else slice i is the LENGTH tokens of row
     rows[i] from position starts[i] on, and with ORDER the slices take turns as in order [S] int32.
@@ -104,15 +111,18 @@ def attend(
         base = -1
         end = position + count
 
+    PAIRED: tl.constexpr = k_ptr.dtype.element_ty == tl.int16
+    WIDTH: tl.constexpr = DIM // 2 if PAIRED else DIM  # elements of a stored head
+    PADDED: tl.constexpr = triton.next_power_of_2(WIDTH)
     r = tl.arange(0, ROWS)
-    d = tl.arange(0, triton.next_power_of_2(DIM))
+    d = tl.arange(0, PADDED)
     held = r < count * GROUP
     tokens = token + r // GROUP
     own = position + r // GROUP  # the last key a token of a chain sees
     visible = own.to(tl.int64)
     if TREE:
         if base >= 0:
-            visible = tl.load(visible_ptr + tokens, mask=held, other=0)
+            visible = tl.load(visible_ptr + tokens, mask=held, other=0.0)
             if WINDOW:
                 own = tl.load(positions_ptr + tokens, mask=held, other=1 << 30).to(tl.int32)
 
@@ -137,52 +147,60 @@ def attend(
         clear = tl.maximum(clear // BLOCK * BLOCK, first)
 
     table_row = table_ptr + row.to(tl.int64) * table_stride
-    k_head = k_ptr + head * DIM
-    v_head = v_ptr + head * DIM
+    k_head = k_ptr + head * WIDTH
+    v_head = v_ptr + head * WIDTH
     m = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, triton.next_power_of_2(DIM)], tl.float32)
+    acc = tl.zeros([ROWS, PADDED], tl.float32)
+    odd = acc  # of the odd numbers of a head, if PAIRED
     slots = find_slots(table_row, first, last, PAGE, BLOCK)
     if EARLY:  # all but the newest key has been there since the step before
         n = first + tl.arange(0, BLOCK)
         there = n < tl.minimum(last, position)
-        k, v = read_block(k_head, v_head, slots, there, KV_HEADS, DIM, True)
+        k, v = read_block(k_head, v_head, slots, there, KV_HEADS, WIDTH, True)
         slots = find_slots(table_row, first + BLOCK, last, PAGE, BLOCK)
         newest = tl.load(table_row + position // PAGE) * PAGE + position % PAGE
         if PDL:
             gdc_wait()
-        places = newest.to(tl.int64) * (KV_HEADS * DIM) + d
+        places = newest.to(tl.int64) * (KV_HEADS * WIDTH) + d
         is_newest = (n == position)[:, None]
-        k = tl.where(is_newest, tl.load(k_head + places, mask=d < DIM, other=0.0)[None, :], k)
-        v = tl.where(is_newest, tl.load(v_head + places, mask=d < DIM, other=0.0)[None, :], v)
+        k = tl.where(is_newest, tl.load(k_head + places, mask=d < WIDTH, other=0.0)[None, :], k)
+        v = tl.where(is_newest, tl.load(v_head + places, mask=d < WIDTH, other=0.0)[None, :], v)
     heads = head * GROUP + r % GROUP
-    q = tl.load(
-        q_ptr + tokens.to(tl.int64)[:, None] * Q_STRIDE + heads[:, None] * DIM + d[None, :],
-        mask=held[:, None] & (d < DIM)[None, :],
-        other=0.0,
-    )
-    if k_ptr.dtype.element_ty == tl.float8e4nv:  # exact in float16, and cheap to turn into it
-        q = tl.clamp(q.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
+    q_at = q_ptr + tokens.to(tl.int64)[:, None] * Q_STRIDE + heads[:, None] * DIM
+    q_mask = held[:, None] & (d < WIDTH)[None, :]
+    if PAIRED:
+        q = load_narrow(q_at + 2 * d[None, :], q_mask)
+        q_odd = load_narrow(q_at + 2 * d[None, :] + 1, q_mask)
+    else:
+        if k_ptr.dtype.element_ty == tl.float8e4nv:
+            q = load_narrow(q_at + d[None, :], q_mask)
+        else:
+            q = tl.load(q_at + d[None, :], mask=q_mask, other=0.0)
+        q_odd = q
     if EARLY:
-        acc, m, total = see(
-            acc, m, total, q, k, v, n, n < last, base, own, visible, window, scale, cap,
-            TREE, WINDOW, CAP, WIDE, True,
+        acc, odd, m, total = see(
+            acc, odd, m, total, q, q_odd, k, v, n, n < last, base, own, visible, window, scale, cap,
+            PAIRED, TREE, WINDOW, CAP, WIDE, True,
         )  # fmt: skip
         clear += BLOCK
     if TWO_LOOPS:
         for block in tl.range(first, clear, BLOCK):
-            acc, m, total, slots = see_block(
-                acc, m, total, slots, q, block, last, base, own, visible, window, scale, cap,
-                k_head, v_head, table_row, KV_HEADS, DIM, PAGE, BLOCK, TREE, WINDOW, CAP, CARRY, WIDE,
-                False,
+            acc, odd, m, total, slots = see_block(
+                acc, odd, m, total, slots, q, q_odd, block, last, base, own, visible, window, scale, cap,
+                k_head, v_head, table_row, KV_HEADS, WIDTH, PAGE, BLOCK, PAIRED, TREE, WINDOW, CAP,
+                CARRY, WIDE, False,
             )  # fmt: skip
     for block in tl.range(clear, last, BLOCK):
-        acc, m, total, slots = see_block(
-            acc, m, total, slots, q, block, last, base, own, visible, window, scale, cap,
-            k_head, v_head, table_row, KV_HEADS, DIM, PAGE, BLOCK, TREE, WINDOW, CAP, CARRY, WIDE,
-            True,
+        acc, odd, m, total, slots = see_block(
+            acc, odd, m, total, slots, q, q_odd, block, last, base, own, visible, window, scale, cap,
+            k_head, v_head, table_row, KV_HEADS, WIDTH, PAGE, BLOCK, PAIRED, TREE, WINDOW, CAP, CARRY,
+            WIDE, True,
         )  # fmt: skip
 
+    if PAIRED:
+        acc = tl.interleave(acc, odd)
+        d = tl.arange(0, 2 * PADDED)
     active = tl.cdiv(end - begin, per_split)
     if SPLIT and active > 1:
         place = tile * KV_HEADS + head
@@ -219,61 +237,96 @@ def find_slots(table_row, block, last, PAGE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def see_block(
-    acc, m, total, slots, q, block, last, base, own, visible, window, scale, cap,
+    acc, odd, m, total, slots, q, q_odd, block, last, base, own, visible, window, scale, cap,
     k_head, v_head, table_row,
-    KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-    TREE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, CARRY: tl.constexpr, WIDE: tl.constexpr,
-    MASKED: tl.constexpr,
+    KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    PAIRED: tl.constexpr, TREE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    CARRY: tl.constexpr, WIDE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """The running softmax after the keys at block .. block + BLOCK - 1, and the slots of the next."""
     n = block + tl.arange(0, BLOCK)
     there = n < last
     if not CARRY:
         slots = find_slots(table_row, block, last, PAGE, BLOCK)
-    k, v = read_block(k_head, v_head, slots, there, KV_HEADS, DIM, MASKED)
+    k, v = read_block(k_head, v_head, slots, there, KV_HEADS, WIDTH, MASKED)
     if CARRY:
         slots = find_slots(table_row, block + BLOCK, last, PAGE, BLOCK)
-    acc, m, total = see(
-        acc, m, total, q, k, v, n, there, base, own, visible, window, scale, cap,
-        TREE, WINDOW, CAP, WIDE, MASKED,
+    acc, odd, m, total = see(
+        acc, odd, m, total, q, q_odd, k, v, n, there, base, own, visible, window, scale, cap,
+        PAIRED, TREE, WINDOW, CAP, WIDE, MASKED,
     )  # fmt: skip
-    return acc, m, total, slots
+    return acc, odd, m, total, slots
 
 
 @triton.jit
 def read_block(
-    k_head, v_head, slots, there, KV_HEADS: tl.constexpr, DIM: tl.constexpr, MASKED: tl.constexpr
+    k_head, v_head, slots, there, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr
 ):
-    """K and V, [N, D] each; zero where nothing is `there`, if that is MASKED."""
-    d = tl.arange(0, triton.next_power_of_2(DIM))
-    places = slots.to(tl.int64)[:, None] * (KV_HEADS * DIM) + d[None, :]
+    """K and V as they are stored, [N, D] each; zero where nothing is `there`, if that is MASKED."""
+    d = tl.arange(0, triton.next_power_of_2(WIDTH))
+    places = slots.to(tl.int64)[:, None] * (KV_HEADS * WIDTH) + d[None, :]
     if MASKED:
-        read = there[:, None] & (d < DIM)[None, :]
+        read = there[:, None] & (d < WIDTH)[None, :]
         k = tl.load(k_head + places, mask=read, other=0.0)
         v = tl.load(v_head + places, mask=read, other=0.0)
-    elif DIM == triton.next_power_of_2(DIM):
+    elif WIDTH == triton.next_power_of_2(WIDTH):
         k = tl.load(k_head + places)
         v = tl.load(v_head + places)
     else:
-        k = tl.load(k_head + places, mask=(d < DIM)[None, :], other=0.0)
-        v = tl.load(v_head + places, mask=(d < DIM)[None, :], other=0.0)
+        k = tl.load(k_head + places, mask=(d < WIDTH)[None, :], other=0.0)
+        v = tl.load(v_head + places, mask=(d < WIDTH)[None, :], other=0.0)
     return k, v
 
 
 @triton.jit
+def load_narrow(q_at, mask):
+    """q for a cache of 8 bits, whose numbers are exact in float16."""
+    q = tl.load(q_at, mask=mask, other=0.0).to(tl.float32)
+    return tl.clamp(q, -65504.0, 65504.0).to(tl.float16)
+
+
+@triton.jit
+def unpair(pairs, WIDE: tl.constexpr):
+    """The low and the high bytes of int16, e4m3 each, in float16."""
+    if WIDE:
+        low = (pairs & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        high = ((pairs >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    else:  # two pairs in a register: both low bytes together, both high bytes together
+        low, high = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 sorted;
+            .reg .b16 low, high;
+            prmt.b32 sorted, $2, 0, 0x3120;
+            mov.b32 {low, high}, sorted;
+            cvt.rn.f16x2.e4m3x2 $0, low;
+            cvt.rn.f16x2.e4m3x2 $1, high;
+            }""",
+            "=r,=r,r",
+            [pairs],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    return low, high
+
+
+@triton.jit
 def see(
-    acc, m, total, q, k, v, n, there, base, own, visible, window, scale, cap,
-    TREE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, WIDE: tl.constexpr,
-    MASKED: tl.constexpr,
+    acc, odd, m, total, q, q_odd, k, v, n, there, base, own, visible, window, scale, cap,
+    PAIRED: tl.constexpr, TREE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    WIDE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """The running softmax after the keys n, of which only those `there` count if that is MASKED.
 
-    m: the largest score of a row so far, total and acc: the sums of weights and of weighted values."""
-    k = k.to(q.dtype)
-    if WIDE:
-        scores = tl.dot(q.to(tl.float32), tl.trans(k.to(tl.float32)))
+    m: the largest score of a row so far, total, acc and odd: the sums of weights and of weighted values.
+    """
+    if PAIRED:
+        k, k_odd = unpair(k, WIDE)
+        v, v_odd = unpair(v, WIDE)
+        scores = multiply(q_odd, tl.trans(k_odd), multiply(q, tl.trans(k), None, WIDE), WIDE)
     else:
-        scores = tl.dot(q, tl.trans(k))
+        k, v = k.to(q.dtype), v.to(q.dtype)
+        scores = multiply(q, tl.trans(k), None, WIDE)
     if CAP:
         scores = 1 - 2 / (tl.exp2(scores * (2 * scale)) + 1)  # tanh; scale brings it to base 2
         factor = cap
@@ -302,72 +355,15 @@ def see(
     shrink = tl.exp2(m - above)
     total = total * shrink + tl.sum(p, 1)
     p = p.to(q.dtype)
-    v = v.to(q.dtype)
-    acc = acc * shrink[:, None]
+    acc = multiply(p, v, acc * shrink[:, None], WIDE)
+    if PAIRED:
+        odd = multiply(p, v_odd, odd * shrink[:, None], WIDE)
+    return acc, odd, larger, total
+
+
+@triton.jit
+def multiply(a, b, total, WIDE: tl.constexpr):
+    """a b, added to `total` if there is one."""
     if WIDE:
-        acc = tl.dot(p.to(tl.float32), v.to(tl.float32), acc)
-    else:
-        acc = tl.dot(p, v, acc)
-    return acc, larger, total
-
-
-@triton.jit
-def write(
-    acc, m, total, r, tokens, heads, held, out_ptr, lse_ptr, v_scale,
-    HEADS: tl.constexpr, DIM: tl.constexpr, LSE: tl.constexpr,
-):  # fmt: skip
-    d = tl.arange(0, triton.next_power_of_2(DIM))
-    total = tl.where(held, total, 1.0)
-    out = acc * (v_scale / total)[:, None]
-    places = tokens.to(tl.int64) * HEADS + heads
-    tl.store(
-        out_ptr + places[:, None] * DIM + d[None, :],
-        out.to(out_ptr.dtype.element_ty),
-        mask=held[:, None] & (d < DIM)[None, :],
-    )
-    if LSE:
-        tl.store(lse_ptr + places, (m + tl.log2(total)) * LN_2, mask=held)
-
-
-@triton.jit
-def fold_parts(
-    parts, active, token, count, head, out_ptr, lse_ptr, v_scale,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, KEPT: tl.constexpr,
-    LSE: tl.constexpr,
-):  # fmt: skip
-    """Reads past the first-level cache: other programs wrote the parts while this one ran."""
-    D: tl.constexpr = triton.next_power_of_2(DIM)
-    SIZE: tl.constexpr = KEPT * (DIM + 2)
-    AT_ONCE: tl.constexpr = min(max(8192 // (KEPT * D), 1), 16)  # loads under way together
-    r = tl.arange(0, KEPT)
-    d = tl.arange(0, D)
-    held = r < count * GROUP
-    m = tl.full([KEPT], float("-inf"), tl.float32)
-    total = tl.zeros([KEPT], tl.float32)
-    acc = tl.zeros([KEPT, D], tl.float32)
-    for begin in tl.range(0, active, AT_ONCE):
-        for i in tl.static_range(AT_ONCE):
-            there = held & (begin + i < active)
-            part = parts + (begin + i) * SIZE
-            sums = part + KEPT * DIM + r
-            part_m = tl.load(sums, mask=there, other=float("-inf"), cache_modifier=".cg")
-            part_total = tl.load(sums + KEPT, mask=there, other=0.0, cache_modifier=".cg")
-            part_acc = tl.load(
-                part + r[:, None] * DIM + d[None, :],
-                mask=there[:, None] & (d < DIM)[None, :],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            larger = tl.maximum(m, part_m)
-            above = tl.where(larger == float("-inf"), 0.0, larger)
-            weight = tl.exp2(part_m - above)
-            shrink = tl.exp2(m - above)
-            total = total * shrink + part_total * weight
-            acc = acc * shrink[:, None] + part_acc * weight[:, None]
-            m = larger
-    tokens = token + r // GROUP
-    heads = head * GROUP + r % GROUP
-    write(
-        acc, m, total, r, tokens, heads, held, out_ptr, lse_ptr, v_scale,
-        KV_HEADS * GROUP, DIM, LSE,
-    )  # fmt: skip
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), total)
+    return tl.dot(a, b, total)

@@ -41,7 +41,7 @@ class RopeWriteKV(Protocol):
         eps: float = 1e-6,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
-        keep_k: bool = False,
+        keep: bool = False,
     ) -> torch.Tensor: ...
 
 
@@ -77,7 +77,7 @@ def rope_write_kv(
     eps: float = 1e-6,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    keep_k: bool = False,
+    keep: bool = False,
     *,
     implementation: str = "torch",
     library: Library | None = None,
@@ -90,7 +90,7 @@ def rope_write_kv(
     except for padding (slot of page 0), where any of the writers may win.
     q_norm, k_norm: [head_dim], both or neither: weights of an RMS norm of each head before rotation.
     k_scale, v_scale: only for planes of torch.float8_e4m3fn, which hold value / scale, cut off at 448.
-    keep_k: what becomes of k also takes its place in qkv, in qkv's dtype, beside v, which stays there.
+    keep: k and v as the planes then hold them also take their places in qkv, in qkv's dtype.
     Positions and slots are trusted to be in range.
     """
     tokens = qkv.shape[0]
@@ -141,5 +141,5 @@ def rope_write_kv(
         eps,
         k_scale,
         v_scale,
-        keep_k,
+        keep,
     )

@@ -32,7 +32,7 @@ def bind(library: Library) -> RopeWriteKV:
         eps: float = 1e-6,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
-        keep_k: bool = False,
+        keep: bool = False,
     ) -> torch.Tensor:
         assert k_scale == v_scale == 1
         tokens = qkv.shape[0]
@@ -54,7 +54,7 @@ def bind(library: Library) -> RopeWriteKV:
             head_dim,
             q.data_ptr(),
         )
-        if keep_k:
+        if keep:
             heads = qkv.view(tokens, -1, head_dim)
             heads[:, num_heads : num_heads + num_kv_heads] = k_plane[slots]
         return q

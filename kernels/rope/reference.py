@@ -26,17 +26,18 @@ def rope_write_kv(
     eps: float = 1e-6,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    keep_k: bool = False,
+    keep: bool = False,
 ) -> torch.Tensor:
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     first_v = num_heads + num_kv_heads
     q, own_k, v = heads[:, :num_heads], heads[:, num_heads:first_v], heads[:, first_v:]
     angles = cos_sin[positions]
     q, k = rotate(q, angles, q_norm, eps), rotate(own_k, angles, k_norm, eps)
-    if keep_k:
-        own_k.copy_(k)
     store(k_plane, slots, k, k_scale)
     store(v_plane, slots, v, v_scale)
+    if keep:
+        own_k.copy_(read(k_plane, slots, k_scale))
+        v.copy_(read(v_plane, slots, v_scale))
     return q.to(qkv.dtype)
 
 
@@ -48,6 +49,13 @@ def store(plane: torch.Tensor, slots: torch.Tensor, heads: torch.Tensor, scale: 
     limit = torch.finfo(plane.dtype).max
     scaled = (heads.float() / scale).clamp(-limit, limit).to(plane.dtype)
     plane.view(torch.uint8)[slots] = scaled.view(torch.uint8)  # a copy of e4m3 by index needs bytes
+
+
+def read(plane: torch.Tensor, slots: torch.Tensor, scale: float) -> torch.Tensor:
+    """What `store` left there."""
+    if plane.dtype != torch.float8_e4m3fn:
+        return plane[slots]
+    return plane.view(torch.uint8)[slots].view(plane.dtype).float() * scale
 
 
 def rotate(

@@ -24,14 +24,18 @@ E4M3_MAX = tl.constexpr(448.0)
 
 
 @triton.jit
-def store_heads(plane_ptr, places, mask, first, second, inverse, HALF: tl.constexpr):
-    """Both halves of some heads, in the plane's type: e4m3 as value / scale, kept within its range."""
+def store_half(plane_ptr, places, mask, numbers, inverse, own_ptr, KEEP: tl.constexpr):
+    """Half of some heads, in the plane's type: e4m3 as value / scale, kept within its range. KEEP: what
+    the plane now holds goes to own_ptr, too."""
     kind: tl.constexpr = plane_ptr.dtype.element_ty
     if kind == tl.float8e4nv:
-        first = tl.clamp(first * inverse, -E4M3_MAX, E4M3_MAX)
-        second = tl.clamp(second * inverse, -E4M3_MAX, E4M3_MAX)
-    tl.store(plane_ptr + places, first.to(kind), mask=mask)
-    tl.store(plane_ptr + places + HALF, second.to(kind), mask=mask)
+        numbers = tl.clamp(numbers * inverse, -E4M3_MAX, E4M3_MAX)
+    stored = numbers.to(kind)
+    tl.store(plane_ptr + places, stored, mask=mask)
+    if KEEP:
+        if kind == tl.float8e4nv:
+            stored = stored.to(tl.float32) / inverse
+        tl.store(own_ptr, stored.to(own_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -92,17 +96,18 @@ def rotate_token(
         second = second * cosine + first * sine
         if head < HEADS:
             places = (token * HEADS + head) * (2 * HALF) + in_heads
-            store_heads(q_ptr, places, mask, turned, second, 1.0, HALF)
+            store_half(q_ptr, places, mask, turned, 1.0, None, False)
+            store_half(q_ptr, places + HALF, mask, second, 1.0, None, False)
         else:
             places = (slot * KV_HEADS + head - HEADS) * (2 * HALF) + in_heads
-            store_heads(k_ptr, places, mask, turned, second, k_inverse, HALF)
-            if KEEP:
-                tl.store(heads_ptr, turned.to(first_half.dtype), mask=mask)
-                tl.store(heads_ptr + HALF, second.to(second_half.dtype), mask=mask)
+            store_half(k_ptr, places, mask, turned, k_inverse, heads_ptr, KEEP)
+            store_half(k_ptr, places + HALF, mask, second, k_inverse, heads_ptr + HALF, KEEP)
     else:
         places = (slot * KV_HEADS + head - HEADS - KV_HEADS) * (2 * HALF) + in_heads
         first, second = first_half.to(tl.float32), second_half.to(tl.float32)
-        store_heads(v_ptr, places, mask, first, second, v_inverse, HALF)
+        ROUNDED: tl.constexpr = KEEP and v_ptr.dtype.element_ty != qkv_ptr.dtype.element_ty
+        store_half(v_ptr, places, mask, first, v_inverse, heads_ptr, ROUNDED)
+        store_half(v_ptr, places + HALF, mask, second, v_inverse, heads_ptr + HALF, ROUNDED)
 
 
 def bind() -> RopeWriteKV:
@@ -123,7 +128,7 @@ def bind() -> RopeWriteKV:
         eps: float = 1e-6,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
-        keep_k: bool = False,
+        keep: bool = False,
     ) -> torch.Tensor:
         tokens = qkv.shape[0]
         q = qkv.new_empty((tokens, num_heads, head_dim))
@@ -137,7 +142,7 @@ def bind() -> RopeWriteKV:
             (tokens * (num_heads + 2 * num_kv_heads) // group, 1, 1),
             (qkv, positions, cos_sin, slots, k_plane, v_plane, q_norm, k_norm, q),
             (eps, 1.0 / k_scale, 1.0 / v_scale),
-            (num_heads, num_kv_heads, half, group, block, q_norm is not None, keep_k),
+            (num_heads, num_kv_heads, half, group, block, q_norm is not None, keep),
             num_warps=min(max(group * block // 256, 1), 4),
         )
         return q

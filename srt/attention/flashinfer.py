@@ -1,8 +1,9 @@
 """Attention by FlashInfer's wrappers: long slices by its prefill (FA3 on Hopper), decodes by its
-tensor-core decode. No windows, caps, trees or narrow caches: the capability table says so.
+tensor-core decode. No windows, caps or trees: the capability table says so.
 
 It is faster on keys that lie side by side: those of a step that begins its rows do, fresh from the
-rotation; for many queries on not many more keys it is worth a copy.
+rotation; for many queries on not many more keys it is worth a copy. A cache of 8 bits is not read where
+it is at all: its numbers are brought into the queries' type with the copy.
 
 A wrapper's plan wants what only `forward` knows (heads, scale), so it is made in the first forward after
 `plan`. A plan leaves by an asynchronous copy out of pinned memory of the wrapper, so a wrapper plans
@@ -30,6 +31,7 @@ from srt.protocols.kv_pool import KVPool
 
 WORKSPACE_BYTES = 256 << 20
 LEAST_QUERIES = 2048  # of a step whose keys are gathered
+LEAST_NARROW = 128  # the same for a cache of 8 bits
 MOST_KEYS = 32768
 KEYS_PER_QUERY = 4
 
@@ -46,13 +48,16 @@ class Gathered:
 class FlashInferAttention:
     """Eager steps take turns on two wrappers of each kind; each recorded batch size has its own.
 
-    `gathers`: whether keys may be brought side by side, which needs Triton."""
+    `gathers`: whether keys may be brought side by side, which needs Triton. `narrow`: the cache has 8
+    bits; it gets only slices that it `takes`, and no decodes."""
 
     name = "flashinfer"
 
-    def __init__(self, *, gathers: bool = True) -> None:
+    def __init__(self, *, gathers: bool = True, narrow: bool = False) -> None:
+        assert gathers or not narrow
         self.wants_new = False
         self._may_gather = gathers
+        self._narrow = narrow
         self._gather: Any = None
         self._workspace: torch.Tensor | None = None
         self._pairs: dict[str, list[Planned]] = {}
@@ -66,6 +71,11 @@ class FlashInferAttention:
         self._gathered: Gathered | None = None
         self._pool: KVPool | None = None
         self._pages: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the planes, page by page
+
+    def takes(self, starts: list[int], lengths: list[int]) -> bool:
+        """Whether its keys are worth the copy, and have room. Asked for a cache of 8 bits."""
+        queries = sum(lengths)
+        return not any(starts) or (queries >= LEAST_NARROW and queries + sum(starts) <= MOST_KEYS)
 
     def plan(self, batch: AttentionBatch) -> None:
         self._open(batch.page_table.device)
@@ -133,7 +143,15 @@ class FlashInferAttention:
         if gathered is None:
             assert new is not None, "the layers before brought theirs"
             return (new[0][count:], new[1][count:]) if count else new
-        self._gather(pool.keys(layer), pool.values(layer), gathered.slots, gathered.k, gathered.v)
+        self._gather(
+            pool.keys(layer),
+            pool.values(layer),
+            gathered.slots,
+            gathered.k,
+            gathered.v,
+            pool.k_scale(layer),
+            pool.v_scale(layer),
+        )
         return gathered.k, gathered.v
 
     def _planes(self, layer: int, pool: KVPool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,8 +185,8 @@ class FlashInferAttention:
                 self._gathered = self._room(slots, shape)
 
     def _is_worth_gathering(self, batch: AttentionBatch) -> bool:
-        if self._gather is None:
-            return False
+        if self._gather is None or self._narrow:
+            return self._narrow
         queries = sum(batch.lengths_host[batch.num_decode :])
         keys = queries + sum(batch.starts_host[batch.num_decode :])
         return queries >= LEAST_QUERIES and keys <= min(KEYS_PER_QUERY * queries, MOST_KEYS)
@@ -229,5 +247,5 @@ def _shape_of(q: torch.Tensor, k_plane: torch.Tensor, page_size: int, scale: flo
         page_size=page_size,
         scale=scale,
         dtype=q.dtype,
-        kv_dtype=k_plane.dtype,
+        kv_dtype=k_plane.dtype if k_plane.dtype.itemsize > 1 else q.dtype,
     )

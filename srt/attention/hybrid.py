@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -16,7 +17,8 @@ class HybridAttention:
     `short`: slices of up to that many tokens count as decode slices as long as they stand before the
     first longer one, so that guesses are verified by the backend made for few tokens. A batch with trees
     goes to `decode` as a whole unless `has_tree` says that `prefill` takes them too; so does one whose
-    prompts come to no more than `small` pairs of a query and a key, for which a plan is not worth it.
+    prompts come to no more than `small` pairs of a query and a key, for which a plan is not worth it, or
+    which `prefill` does not take: `takes`, of the slices' starts and lengths.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class HybridAttention:
         short: int = 1,
         small: int = 0,
         has_tree: bool = True,
+        takes: Callable[[list[int], list[int]], bool] | None = None,
     ) -> None:
         self.name = f"{prefill.name}+{decode.name}"
         self.wants_new = False
@@ -35,6 +38,7 @@ class HybridAttention:
         self._short = short
         self._small = small
         self._has_tree = has_tree
+        self._takes = takes
         self._num_short = 0  # tokens of this step that go to `decode`
         self._has_prefill = False
 
@@ -94,12 +98,11 @@ class HybridAttention:
         if self._short > 1:
             while count < len(lengths) and lengths[count] <= self._short:
                 count += 1
-        pairs = 0
-        for start, length in zip(batch.starts_host[count:], lengths[count:], strict=True):
-            pairs += length * (start + length)
-            if pairs > self._small:
-                return count
-        return len(lengths)
+        starts, rest = batch.starts_host[count:], lengths[count:]
+        pairs = sum(length * (start + length) for start, length in zip(starts, rest, strict=True))
+        if pairs <= self._small or self._takes is not None and not self._takes(starts, rest):
+            return len(lengths)
+        return count
 
 
 def _cut(batch: AttentionBatch, pieces: slice, tokens: slice, num_decode: int) -> AttentionBatch:

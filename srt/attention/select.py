@@ -35,7 +35,7 @@ def select_backend(wish: str | None, need: Need, field: str, half: Half = "decod
     lacking = {name: lacks(row, need, half) for name, row in rows.items()}
     if wish is None:
         for name in PREFERENCE[half]:
-            if not lacking[name] and is_ready(rows[name], need):
+            if not lacking[name] and is_ready(rows[name], need, half):
                 return name
     elif wish not in lacking:
         raise ConfigError(f"{field}={wish}: no such backend; known: {', '.join(lacking)}")
@@ -46,9 +46,14 @@ def select_backend(wish: str | None, need: Need, field: str, half: Half = "decod
 
 
 def build_backend(
-    pair: BackendPair, paged_attention: PagedAttention, *, deterministic: bool = False
+    pair: BackendPair,
+    paged_attention: PagedAttention,
+    *,
+    deterministic: bool = False,
+    narrow: bool = False,
 ) -> AttentionBackend:
-    """`paged_attention` is the runner's own kernel; only the native backend calls it."""
+    """`paged_attention` is the runner's own kernel; only the native backend calls it. `narrow`: the KV
+    cache has 8 bits."""
 
     def build(name: str) -> AttentionBackend:
         match name:
@@ -61,16 +66,18 @@ def build_backend(
             case "flashinfer":
                 from srt.attention.flashinfer import FlashInferAttention
 
-                return FlashInferAttention(gathers=find_spec("triton") is not None)
+                return FlashInferAttention(gathers=find_spec("triton") is not None, narrow=narrow)
         assert name == "sdpa", name
         return SdpaAttention()
 
     if pair.prefill == pair.decode:
         return build(pair.decode)
+    prefill = build(pair.prefill)
     return HybridAttention(
-        prefill=build(pair.prefill),
+        prefill=prefill,
         decode=build(pair.decode),
         short=SHORT_SLICE if pair.decode == "triton" else 1,
         small=SMALL_PROMPTS if pair == BackendPair(prefill="flashinfer", decode="triton") else 0,
         has_tree=next(row.has_tree for row in TABLE if row.name == pair.prefill),
+        takes=getattr(prefill, "takes", None) if narrow else None,
     )

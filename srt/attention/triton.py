@@ -169,7 +169,7 @@ class TritonAttention:
             is_alone = length == 1 and heads.group <= EARLY_ROWS
             if batch.is_settled and is_alone and programs <= EARLY_PROGRAMS:
                 shape = early_shape()
-            elif programs <= TALL_PROGRAMS:
+            elif programs <= TALL_PROGRAMS and not heads.narrow:
                 shape = tall_shape()
         num = count * -(-length // shape.per_tile(heads.group))
         return Work(

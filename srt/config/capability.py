@@ -24,7 +24,9 @@ class Capability:
     `latent_dims`: of MLA's queries and values where they are expanded, None: any. `absorbed_dims`: of
     its latents and rotated keys, None: any; then its masks want a power of two of heads, up to
     `MOST_HEADS`. `ready`: what an open wish takes, as (KV
-    dtype, head_dim), since it is compiled or worth it; None: nothing is compiled for minutes."""
+    dtype, head_dim), since it is compiled or worth it; None: nothing is compiled for minutes.
+    `copied_dtypes`: of a pool that its prefill half reads by way of a copy in the queries' type, which
+    takes Triton."""
 
     name: str
     devices: frozenset[str]
@@ -41,6 +43,7 @@ class Capability:
     library: Library | None
     min_capability: int
     ready: frozenset[tuple[str, int]] | None
+    copied_dtypes: frozenset[str] = frozenset()
     has_latent: frozenset[Half] = frozenset()
     latent_dims: tuple[int, int] | None = None
     absorbed_dims: tuple[int, int] | None = None
@@ -114,6 +117,7 @@ TABLE: tuple[Capability, ...] = (
         library="flashinfer",
         min_capability=80,
         ready=frozenset({("bfloat16", 128), ("bfloat16", 192)}),
+        copied_dtypes=frozenset({FP8}),
         has_latent=frozenset({"prefill", "decode"}),
         latent_dims=(192, 128),
         absorbed_dims=(512, 64),
@@ -177,8 +181,13 @@ def lacks(row: Capability, need: Need, half: Half = "decode") -> list[str]:
     query_dtype = need.query_dtype or need.dtype
     if query_dtype not in row.query_dtypes:
         found.append(f"computes in {_words(row.query_dtypes)}, not {query_dtype}")
-    if need.dtype != query_dtype and need.dtype not in row.dtypes:
+    is_copied = half == "prefill" and need.dtype in row.copied_dtypes
+    if need.dtype != query_dtype and need.dtype not in row.dtypes and not is_copied:
         found.append(f"reads a KV cache in {_words(row.dtypes)}, not {_word(need.dtype)}")
+    if is_copied and not need.has_triton:
+        found.append(
+            f"copies a KV cache in {_word(need.dtype)} with Triton, which is not installed"
+        )
     if need.latent:
         found += _lacks_of_latents(row, need, half)
     elif row.head_dims is not None and need.head_dim not in row.head_dims:
@@ -239,12 +248,14 @@ def _lacks_of_latents(row: Capability, need: Need, half: Half) -> list[str]:
     return found
 
 
-def is_ready(row: Capability, need: Need) -> bool:
+def is_ready(row: Capability, need: Need, half: Half) -> bool:
     """Whether it runs without minutes of compiling; an open wish takes no other."""
     if row.ready is None:
         return True
-    is_one_type = need.query_dtype in (None, need.dtype)
-    return is_one_type and (need.dtype, need.head_dim) in row.ready
+    query_dtype = need.query_dtype or need.dtype
+    is_one_type = query_dtype == need.dtype
+    is_copied = half == "prefill" and need.dtype in row.copied_dtypes
+    return (is_one_type or is_copied) and (query_dtype, need.head_dim) in row.ready
 
 
 def can_record(name: str) -> bool:

@@ -161,6 +161,6 @@ def _not_first(place: Need) -> str | None:
         return f"flashinfer is faster from sm_{least} on, this is sm_{place.capability}"
     if place.latent and place.capability != HOPPER:
         return f"flashinfer's MLA prefill is faster on sm_{HOPPER} only"
-    if not is_ready(ROWS["flashinfer"], place):
+    if not is_ready(ROWS["flashinfer"], place, "prefill"):
         return "flashinfer would have to compile for this head size and type; ask for it by name"
     return None

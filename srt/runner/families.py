@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.ops import Ops
 from srt.attention.mla import MlaAttention
 from srt.attention.mla_plan import MlaSettings
 from srt.attention.mla_select import build_mla_backend
-from srt.attention.select import BackendPair
+from srt.attention.relative import RelativeAttention
+from srt.attention.select import BackendPair, build_backend
 from srt.cache.pools import LatentPool, PagedKVPool
 from srt.cache.state_pool import StatePool
 from srt.config.context import get_context, get_schedule
@@ -17,6 +19,9 @@ from srt.config.runner_spec import RunnerSpec
 from srt.layers.convolution import depth_of
 from srt.layers.latent import UpProjection
 from srt.models.arch import Arch
+from srt.models.blocks import CausalModel
+from srt.models.mla import LatentDecoder
+from srt.protocols.attention import AttentionBackend
 from srt.protocols.kv_pool import KVPool
 
 
@@ -55,7 +60,25 @@ def build_pool(
     )
 
 
-def mla_backend(
+def attention_of(
+    model: CausalModel | None,
+    arch: Arch,
+    ops: Ops,
+    spec: RunnerSpec,
+    pair: BackendPair,
+    *,
+    deterministic: bool,
+    narrow: bool,
+) -> AttentionBackend:
+    """`model` None: a network that drafts, whose layers are dense. `narrow`: the KV cache has 8 bits."""
+    if isinstance(model, LatentDecoder):
+        return _mla_backend(pair, model.ups, spec, deterministic=deterministic)
+    if arch.relative is not None:
+        return RelativeAttention()
+    return build_backend(pair, ops.paged_attention, deterministic=deterministic, narrow=narrow)
+
+
+def _mla_backend(
     pair: BackendPair, ups: Sequence[UpProjection], spec: RunnerSpec, *, deterministic: bool
 ) -> MlaAttention:
     """Reads the schedule's bag once, after the load-time gate has written it; a later write is an error.

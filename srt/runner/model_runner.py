@@ -17,8 +17,7 @@ import kernels.step_inputs
 from kernels.linear import Linear
 from kernels.moe import Experts
 from kernels.ops import Ops
-from srt.attention.relative import RelativeAttention
-from srt.attention.select import BackendPair, build_backend, select_backend
+from srt.attention.select import BackendPair, select_backend
 from srt.config.capability import Need
 from srt.config.context import get_exec
 from srt.config.facts import ModelFacts
@@ -33,7 +32,6 @@ from srt.loading.shards import as_stored, whole_rows
 from srt.models.arch import arch_for
 from srt.models.blocks import CausalModel, Taps
 from srt.models.draft import DraftFamily, DraftSource, Lent
-from srt.models.mla import LatentDecoder
 from srt.models.mtp import foreign_tensors
 from srt.models.registry import model_family
 from srt.models.stack import StackDecoder
@@ -48,7 +46,7 @@ from srt.runner.attention_pair import (
     resolve_draft_attention_backend,
 )
 from srt.runner.dtypes import torch_dtype
-from srt.runner.families import build_pool, mla_backend
+from srt.runner.families import attention_of, build_pool
 from srt.runner.inputs import StepInputs, build_inputs, locate, send_nowhere
 from srt.runner.page_table import Ints, PageTable
 from srt.runner.staging import Array, Staging
@@ -257,16 +255,15 @@ class ModelRunner:
 
     def init_backends(self) -> None:
         """Builds the stamped pair; nothing configured may change afterwards."""
-        if isinstance(self._model, LatentDecoder):
-            self._backend = mla_backend(
-                self.attention_pair, self._model.ups, self.spec, deterministic=self.deterministic
-            )
-        elif self.arch.relative is not None:
-            self._backend = RelativeAttention()
-        else:
-            self._backend = build_backend(
-                self.attention_pair, self.ops.paged_attention, deterministic=self.deterministic
-            )
+        self._backend = attention_of(
+            self._model,
+            self.arch,
+            self.ops,
+            self.spec,
+            self.attention_pair,
+            deterministic=self.deterministic,
+            narrow=self.pool.dtype.itemsize == 1,
+        )
 
     def write_table(self, writes: list[TableWrite]) -> None:
         self.table.write(writes)

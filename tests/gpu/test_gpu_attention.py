@@ -136,7 +136,7 @@ def exact(made: Made, window: int | None = None) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def backend(name: str, *, deterministic: bool = False) -> AttentionBackend:
+def backend(name: str, *, deterministic: bool = False, narrow: bool = False) -> AttentionBackend:
     needed = {"flashinfer": "flashinfer", "triton": "triton", "both": "flashinfer"}[name]
     if find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
@@ -147,7 +147,7 @@ def backend(name: str, *, deterministic: bool = False) -> AttentionBackend:
     def refuse(*arguments: object) -> torch.Tensor:
         raise AssertionError("the runner's own kernel is not asked")
 
-    return build_backend(pair, refuse, deterministic=deterministic)
+    return build_backend(pair, refuse, deterministic=deterministic, narrow=narrow)
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -203,6 +203,40 @@ def test_new_keys_are_read_where_they_are(name: str) -> None:
     new = qkv[:, 32:40], qkv[:, 40:]
     found = subject.forward(made.q, 0, pool, scale=128**-0.5, window=None, new=new)
     close(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "cut", [([900, 30, 0, 700], [1, 1, 1500, 900]), ([0], [2048]), ([20000, 9], [300, 90])]
+)
+@pytest.mark.parametrize("is_new", [False, True])
+def test_prompts_read_a_narrow_cache_by_way_of_copies(
+    cut: tuple[list[int], list[int]], is_new: bool
+) -> None:
+    """Of the pool's numbers, or of the step's own where all of it is new."""
+    made = make(cut, dtype=FP8)
+    batch, pool = made.batch, made.pool
+    wanted = exact(made)
+    subject = backend("both", narrow=True)
+    subject.plan(batch)
+    assert subject.wants_new == (cut == ([0], [2048]))
+    new = None
+    if is_new and subject.wants_new:
+        slots = slots_of(batch.page_table, 0, 2048, batch.page_size)
+        k, v = (
+            (plane.float()[slots] * scale).to(BF16)
+            for plane, scale in ((pool.keys(0), 0.5), (pool.values(0), 2.0))
+        )
+        new = k, v
+    found = subject.forward(made.q, 0, pool, scale=128**-0.5, window=None, new=new)
+    torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=8e-2)
+
+
+def test_a_narrow_cache_too_long_for_a_copy_is_read_where_it_is() -> None:
+    made = make(([40000], [300]), dtype=FP8)
+    subject = backend("both", narrow=True)
+    subject.plan(made.batch)
+    found = subject.forward(made.q, 0, made.pool, scale=128**-0.5, window=None)
+    torch.testing.assert_close(found.float(), exact(made), rtol=2e-2, atol=8e-2)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP8])

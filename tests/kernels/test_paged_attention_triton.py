@@ -233,15 +233,25 @@ def test_capped_scores_and_their_sums(splits: int) -> None:
         first += length
 
 
-def test_a_narrow_cache_is_read_with_its_scales() -> None:
-    case = Case([40, 7], [3, 1], 16, 4, 2, 64)
+@pytest.mark.parametrize(("rows", "dim"), [(16, 64), (32, 80), (16, 16), (64, 64)])
+@pytest.mark.parametrize("way", ["listed", "tree", "window", "early", "two loops"])
+def test_a_narrow_cache_is_read_with_its_scales(way: str, rows: int, dim: int) -> None:
+    """In pairs where tiles are small, else number by number."""
+    lengths = [3, 1] if way in ("listed", "tree") else [1, 1]
+    case = Case([70, 7], lengths, 16, 4, 2, dim)
+    if way == "tree":
+        case.name([66, -1])
     k_scale, v_scale = 0.5, 0.25
     k, v = (case.k / k_scale).to(torch.float8_e4m3fn), (case.v / v_scale).to(torch.float8_e4m3fn)
+    shape = dataclasses.replace(short(rows), early=way == "early", two_loops=way == "two loops")
+    assert subject.is_paired(k, shape) == (rows <= 32 and dim >= 32)
+    window = 40 if way == "window" else None
     case.k, case.v = k.to(BF16) * k_scale, v.to(BF16) * v_scale
-    exact = case.exact()
+    exact = case.exact(window)
     case.k, case.v = k, v
     case.scale *= k_scale
-    close(case.run(short(16), 2, v_scale=v_scale), exact)
+    is_listed = way in ("listed", "tree")
+    close(case.run(shape, 2, listed=is_listed, window=window, v_scale=v_scale), exact)
 
 
 def test_counts_are_zero_again_and_the_workspace_is_used_twice() -> None:
@@ -296,6 +306,15 @@ def test_the_newest_key_is_read_apart(splits: int, window: int | None) -> None:
     case = Case([124, 0, 63, 64, 32], [1] * 5, 16, 8, 2, 80)
     shape = dataclasses.replace(short(16), early=True)
     close(case.run(shape, splits, listed=False, window=window), case.exact(window))
+
+
+def test_narrow_rows_are_gathered_in_the_type_of_the_queries() -> None:
+    planes = [torch.randn(50, 3, 24).to(torch.float8_e4m3fn).to(DEVICE) for _ in range(2)]
+    slots = torch.randperm(50)[:21].to(DEVICE)
+    outs = [torch.empty(21, 3, 24, dtype=BF16, device=DEVICE) for _ in range(2)]
+    Gather()(*planes, slots, *outs, 0.5, 3.0)
+    for plane, out, scale in zip(planes, outs, (0.5, 3.0), strict=True):
+        assert torch.equal(out, (plane.float() * scale)[slots].to(BF16))
 
 
 def test_rows_are_gathered() -> None:

@@ -113,7 +113,7 @@ def test_kept_k_takes_its_place_in_qkv(implementation, library_for, device_for):
         2,
         64,
         *norms,
-        keep_k=True,
+        keep=True,
         implementation=implementation,
         library=library,
     )
@@ -121,6 +121,38 @@ def test_kept_k_takes_its_place_in_qkv(implementation, library_for, device_for):
     assert torch.equal(k, k_plane[slots]) and not torch.equal(k, given[:, 4:6])
     assert torch.equal(q, given[:, :4])
     assert torch.equal(v, given[:, 6:]) and torch.equal(v, v_plane[slots])
+
+
+@pytest.mark.parametrize("implementation", ["reference", "torch", "triton"])
+def test_what_is_kept_is_what_a_narrow_plane_holds(implementation, library_for, device_for):
+    library, device = library_for(implementation), device_for(implementation)
+    torch.manual_seed(3)
+    qkv = torch.randn(4, 8 * 64).mul_(30).to(BF16).to(device)
+    given = qkv.clone().view(4, 8, 64)
+    k_plane, v_plane = torch.zeros(2, 9, 2, 64, device=device).to(torch.float8_e4m3fn)
+    positions, slots = torch.tensor([[7, 0, 250, 31], [8, 3, 1, 5]], device=device)
+    table = angles(300, 64).to(device)
+    rope_write_kv(
+        qkv,
+        positions,
+        table,
+        slots,
+        k_plane,
+        v_plane,
+        4,
+        2,
+        64,
+        k_scale=0.5,
+        v_scale=0.25,
+        keep=True,
+        implementation=implementation,
+        library=library,
+    )
+    q, k, v = qkv.view(4, 8, 64).split((4, 2, 2), dim=1)
+    assert torch.equal(q, given[:, :4])
+    assert torch.equal(k, (k_plane.float()[slots] * 0.5).to(BF16))
+    assert torch.equal(v, (v_plane.float()[slots] * 0.25).to(BF16))
+    assert not torch.equal(v, given[:, 6:])
 
 
 @pytest.mark.parametrize("implementation", ["reference", "torch", "triton"])
