@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -98,6 +98,11 @@ def tall_shape() -> TileShape:
     """For decodes whose tiles are all at work at once: a walk is faster in tiles of 64 rows, but more of
     16 rows fit on a multiprocessor. Heads up to 128."""
     return TileShape(rows=64, block=64, warps=4, stages=3, per_sm=2, two_loops=True)
+
+
+def paired_shape(shape: TileShape) -> TileShape:
+    """`shape` for decodes from a cache of 8 bits that leave room for more keys on their way."""
+    return replace(shape, block=128, stages=4)
 
 
 def early_shape() -> TileShape:

@@ -12,6 +12,7 @@ import torch
 
 from kernels.paged_attention.tiles import cut_tiles
 from kernels.paged_attention.triton import (
+    PAIRED_ROWS,
     SHORT_ROWS,
     Attention,
     TileShape,
@@ -20,6 +21,7 @@ from kernels.paged_attention.triton import (
     choose_splits,
     early_shape,
     fixed_shape,
+    paired_shape,
     tall_shape,
 )
 from kernels.transfer import pin, send
@@ -29,6 +31,7 @@ from srt.protocols.kv_pool import KVPool
 EARLY_PROGRAMS = 32  # tiles * KV heads up to which a decode step is bound by latency
 EARLY_ROWS = 16
 TALL_PROGRAMS = 528  # tiles * KV heads up to which tiles are tall
+PAIRED_PROGRAMS = 264  # the same for more keys at once from a cache of 8 bits
 LEAST_ORDERED = 48  # slices whose tiles do not all run at once
 
 
@@ -169,7 +172,10 @@ class TritonAttention:
             is_alone = length == 1 and heads.group <= EARLY_ROWS
             if batch.is_settled and is_alone and programs <= EARLY_PROGRAMS:
                 shape = early_shape()
-            elif programs <= TALL_PROGRAMS and not heads.narrow:
+            elif heads.narrow:
+                is_paired = shape.rows <= PAIRED_ROWS and programs <= PAIRED_PROGRAMS
+                shape = paired_shape(shape) if is_paired else shape
+            elif programs <= TALL_PROGRAMS:
                 shape = tall_shape()
         num = count * -(-length // shape.per_tile(heads.group))
         return Work(

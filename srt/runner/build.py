@@ -180,7 +180,9 @@ def _load_target(
 
 def _have_prefill(runner: ModelRunner, show: ShowPhase) -> None:
     dims = runner.arch.head_dim, runner.arch.value_dim
-    have_prefill(*dims, (runner.dtype, runner.kv_cache_dtype), runner.device, show)
+    is_copied = runner.kv_cache_dtype.itemsize == 1  # and read in the type of the queries
+    cache = runner.dtype if is_copied else runner.kv_cache_dtype
+    have_prefill(*dims, (runner.dtype, cache), runner.device, show)
 
 
 def _have_absorbed(runner: ModelRunner, show: ShowPhase) -> None:
