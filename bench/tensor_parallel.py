@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,25 @@ Ways = dict[str, tuple[int, tuple[str, ...]]]
 PARTS = ("build", "check", "warm", "batch1", "ttft", "decode", "offline")
 
 
-def measure(flags: list[str], parts: tuple[str, ...], sizes: Sizes, limit: float) -> Found:
-    """An engine in a process of its own, ended after `limit` seconds: figures or an error by part."""
+def measure(
+    name: str, flags: list[str], parts: tuple[str, ...], sizes: Sizes, limit: float
+) -> Found:
+    """An engine in a process of its own, ended after `limit` seconds: figures or an error by part. Says
+    when each is done, and when the process has ended."""
     job = Job(
         flags=flags, cache_folder=cache_folder(), parts=list(parts), sizes=sizes, limit=limit / 2
     )
-    return dict(run_job(job, limit))
+    began = time.monotonic()
+
+    def say(word: str) -> None:
+        print(f"{name}, {time.monotonic() - began:.0f} s: {word}", flush=True)
+
+    found: Found = {}
+    for part, figures in run_job(job, limit):
+        found[part] = figures
+        say(f"{part}: {figures['error']}" if "error" in figures else part)
+    say("ended")
+    return found
 
 
 def flags_for(model: Path, size: int, device: str, sizes: Sizes, more: list[str]) -> list[str]:
@@ -72,24 +86,22 @@ def _figure(value: Any) -> str:
 
 
 def check_small(options: argparse.Namespace, folder: Path) -> bool:
-    """Whether a model in float32 gives the same tokens every way."""
+    """Whether a model in float32 gives the same tokens every way, and every engine ends as it should."""
     model = write_folder(folder / "tiny", read_shape("tiny"))
-    tokens: dict[str, list[list[int]]] = {}
-    is_whole = True
+    first: list[list[int]] | None = None
+    is_equal = True
     for way, (size, more) in ways(options).items():
         exact = ["--dtype", "float32", "--attention-backend", "sdpa"]  # the only one in float32
         flags = flags_for(model, size, options.device, SMALL, [*exact, *more])
-        found = measure(flags, ("check",), SMALL, options.limit)
-        if "tokens" in found.get("check", {}):
-            tokens[way] = found["check"]["tokens"]
-        else:
-            is_whole = False
-            print(f"tiny, float32, ranks {way}: {found}", flush=True)
-    if not tokens:
-        return False
-    first = next(iter(tokens.values()))
-    show("tiny, same tokens", {way: compare(others, first) for way, others in tokens.items()})
-    return is_whole and all(others == first for others in tokens.values())
+        name = f"tiny, float32, ranks {way}"
+        found = measure(name, flags, ("check",), SMALL, options.limit)
+        tokens = found.get("check", {}).get("tokens")
+        first = first or tokens
+        if first and tokens:
+            show("tiny, same tokens", {way: compare(tokens, first)})
+        has_error = any("error" in figures for figures in found.values())
+        is_equal = is_equal and not has_error and tokens is not None and tokens == first
+    return is_equal
 
 
 def measure_shape(options: argparse.Namespace, folder: Path) -> dict[str, Found]:
@@ -98,10 +110,8 @@ def measure_shape(options: argparse.Namespace, folder: Path) -> dict[str, Found]
     results: dict[str, Found] = {}
     for way, (size, more) in ways(options).items():
         flags = flags_for(model, size, options.device, sizes, [*options.flags, *more])
-        found = results[way] = measure(flags, PARTS, sizes, options.limit)
-        for part, figures in found.items():
-            if "error" in figures:
-                print(f"{options.shape}, ranks {way}, {part}: {figures['error']}", flush=True)
+        name = f"{options.shape}, ranks {way}"
+        found = results[way] = measure(name, flags, PARTS, sizes, options.limit)
         show(f"{options.shape}, ms a token", _of({way: found}, "batch1", "ms_per_token"))
     print(f"\n{options.shape}, by ranks:")
     show("start, s", _of(results, "build", "build_s"))

@@ -1,8 +1,10 @@
-"""A process that measures parts on one engine: `python -m bench.gpu.child`. Down its stdin comes one
-JSON line, a `Job`; up its stdout go JSON lines, one for each part as it is done."""
+"""A process that measures parts on one engine: `python -m bench.gpu.child SECONDS`. Down its stdin
+comes one JSON line, a `Job`; up its stdout go JSON lines, one for each part as it is done. If it is
+still there after so many seconds, it says on stderr what its threads are doing, and ends."""
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 import time
 import traceback
@@ -27,6 +29,7 @@ class Job(msgspec.Struct, kw_only=True):
 
 
 def main() -> int:
+    faulthandler.dump_traceback_later(float(sys.argv[1]), exit=True)
     job = msgspec.json.decode(sys.stdin.readline(), type=Job)
     out = open(sys.stdout.fileno(), "wb", closefd=False)  # buffered, whatever Python was told
     sys.stdout = sys.stderr  # whatever else is printed is no result

@@ -13,12 +13,15 @@ import orjson
 
 from bench.gpu.child import Job
 
+GRACE_SECONDS = 5.0  # to say where it hangs, and for the processes beside it
+
 
 def run_job(job: Job, limit: float) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each part with its figures, or its error, as it is done. `limit`: seconds for all of them."""
-    command = [sys.executable, "-m", "bench.gpu.child"]
+    """Each part with its figures, or its error, as it is done. `limit`: seconds for all of them, after
+    which the process says where it hangs, and ends."""
+    command = [sys.executable, "-m", "bench.gpu.child", str(limit)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        timer = threading.Timer(limit, process.kill)
+        timer = threading.Timer(limit + GRACE_SECONDS, process.kill)
         timer.start()
         try:
             assert process.stdin is not None and process.stdout is not None

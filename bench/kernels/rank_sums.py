@@ -40,6 +40,8 @@ def measure(rank: int, size: int, kind: str, folder: Path) -> None:
         direct = open_direct(world, device)
         if direct is not None:
             measure_group("direct", Ranks(world, device, direct), device, timeline)
+    timeline.forget()
+    group.close()
 
 
 def measure_group(name: str, group: Ranks, device: torch.device, timeline: Timeline) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import threading
@@ -47,16 +48,14 @@ class Control:
         self, on_notice: Callable[[dict[str, Any]], None], on_end: Callable[[], None]
     ) -> None:
         """Calls back from a thread. After `on_end` (the parent is gone or closed the pipe) the process
-        has `GRACE_SECONDS` to leave by itself."""
+        has `GRACE_SECONDS` to leave by itself; what its threads do then goes to stderr."""
 
         def run() -> None:
             for line in self._notices:
                 on_notice(orjson.loads(line))
             self.is_orphaned = True
             on_end()
-            timer = threading.Timer(GRACE_SECONDS, os._exit, (70,))
-            timer.daemon = True
-            timer.start()
+            faulthandler.dump_traceback_later(GRACE_SECONDS, exit=True)
 
         threading.Thread(target=run, daemon=True, name="control").start()
 

@@ -58,14 +58,16 @@ def run_rank(boot: Boot, control: Control, rank: int) -> None:
     context = open_context()
     address = boot.addresses.order_of(rank)
     orders = ZmqPollingReceiver(context, address, HOPS["order"], OrderDecoder())
+    control.listen(lambda notice: None, stopped.set)  # from now on: others may not come, or be gone
     group = join_ranks(boot, rank)
     worker = build_worker(boot, control.show_phase, group)
-    control.listen(lambda notice: None, stopped.set)
     control.report_ready(memory_bytes=worker.facts.memory_bytes)
     try:
         follow(worker, orders, group, stopped.is_set)
     finally:
-        worker.close()
-        group.close()
-        orders.close()
-        close_context(context)
+        try:
+            worker.close()
+        finally:
+            group.close()
+            orders.close()
+            close_context(context)

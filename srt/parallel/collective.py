@@ -79,10 +79,15 @@ class Ranks:
         return values.cpu().numpy().tobytes()
 
     def close(self) -> None:
-        """NCCL waits for recorded graphs that use it, so its end is left to the process's."""
-        if self._is_open and self._device.type == "cpu":
-            dist.destroy_process_group()
+        """NCCL waits for recorded graphs that use it, even if its end is left to the process's, so
+        `Timeline.forget` comes first. It is aborted: to destroy it takes the others, who may be gone."""
+        if not self._is_open:
+            return
         self._is_open = False
+        if self._device.type == "cpu":
+            dist.destroy_process_group()
+        else:
+            self._group.abort()
 
 
 def open_group(

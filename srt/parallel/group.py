@@ -36,7 +36,8 @@ class Group(Protocol):
         ...
 
     def close(self) -> None:
-        """Leaves the group without waiting for the others. Idempotent."""
+        """Leaves the group without waiting for the others, behind the last work of the device. Nothing
+        that was recorded with it is left. Idempotent."""
         ...
 
 

@@ -233,15 +233,13 @@ class ModelRunner:
     def allocate(
         self, *, num_pages: int, page_size: int, max_rows: int, table: PageTable | None = None
     ) -> None:
-        """The KV pool and the per-row tables. A draft gets the target's `table`: it shares its rows and
-        slots, and fills planes of its own there."""
+        """The KV pool and the per-row tables; former ones make room first. A draft gets the target's
+        `table`: it shares its rows and slots, and fills planes of its own there."""
+        self._pool = self._backend = None
         self._pool = build_pool(
-            self.arch,
-            num_pages=num_pages,
-            page_size=page_size,
-            dtype=self.kv_cache_dtype,
+            self.arch, num_pages=num_pages, page_size=page_size, dtype=self.kv_cache_dtype,
             device=self.device,
-        )
+        )  # fmt: skip
         max_pages = -(-self.context_length // page_size)
         self._table = table or PageTable(max_rows=max_rows, max_pages=max_pages, device=self.device)
         self.last_tokens = torch.zeros(max_rows + 1, dtype=torch.int64, device=self.device)

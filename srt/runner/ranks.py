@@ -77,8 +77,10 @@ class LeadingWorker:
         return False
 
     def close(self) -> None:
-        self._worker.close()
-        self._group.close()
+        try:
+            self._worker.close()
+        finally:
+            self._group.close()
 
     def _send(self, order: Order) -> None:
         frame = VERSION_BYTE + self._encoder.encode(order)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Protocol
+from weakref import WeakSet
 
 import torch
 
@@ -48,6 +49,11 @@ class Timeline(Protocol):
         it is given, which does it then and there, and again whenever the work is played."""
         ...
 
+    def forget(self) -> None:
+        """Waits for the device, then gives up all that was captured, whoever still holds it: none of it
+        is played again. Raises what the device reports."""
+        ...
+
 
 class HostMark:
     """Reached when it is made."""
@@ -85,6 +91,9 @@ class HostTimeline:
         work(_at_once)
         return lambda: work(_at_once)
 
+    def forget(self) -> None:
+        """Nothing is held."""
+
 
 class CudaMark:
     """A CUDA event."""
@@ -108,12 +117,14 @@ class CudaMark:
 
 class CudaTimeline:
     """A stream of its own, current from now on in the thread that makes it: work cannot be recorded on
-    the default stream. Recorded work shares one memory pool: it never runs side by side."""
+    the default stream. Recorded work shares one memory pool: it never runs side by side. A pool whose
+    graphs are all gone takes no others, so the next one gets a new pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         torch.cuda.set_device(device)
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
         self._pool = torch.cuda.graph_pool_handle()
         self.join()
 
@@ -149,9 +160,20 @@ class CudaTimeline:
         return parts[0] if len(parts) == 1 else partial(_play, tuple(parts))
 
     def _begin(self) -> torch.cuda.CUDAGraph:
+        if not self._graphs:
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self._graphs.add(graph)
         return graph
+
+    def forget(self) -> None:
+        try:
+            self.mark().wait()
+        finally:
+            for graph in list(self._graphs):
+                graph.reset()
+            self._graphs.clear()
 
 
 def _at_once(step: Callable[[], None]) -> None:

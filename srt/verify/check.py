@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from srt.protocols.worker import Idler
 from srt.verify.compare import Difference, find_differences
 from srt.verify.driver import Driver, Outcomes
 from srt.verify.evidence import count, describe
@@ -113,6 +114,8 @@ class Check:
             max_rows=settings.max_running,
             algorithm=variant.algorithm,
         )
+        while variant.is_settled and isinstance(worker, Idler) and worker.idle():
+            pass
         if variant.algorithm is None and settings.draft_tokens:
             settings = replace(settings, draft_tokens=0)
         return Driver(worker, settings, vocabulary=self._vocabulary)

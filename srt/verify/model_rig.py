@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -57,6 +58,12 @@ def open_rig(cache_folder: str, show: ShowPhase) -> Rig:
     return rig
 
 
+def is_exact(runner: ModelRunner) -> bool:
+    pair = runner.attention_pair
+    is_native = {runner.ops.implementation, pair.prefill, pair.decode} == {"native"}
+    return is_native or runner.deterministic
+
+
 def words_of(runner: ModelRunner) -> str:
     pair, linears = runner.attention_pair, runner.quantization or "unquantized"
     return (
@@ -85,13 +92,14 @@ class ModelRig:
 
     @property
     def kernels(self) -> str:
-        return f"{words_of(self.target.runner)}, {get_exec().num_threads} threads"
+        runner = self.target.runner
+        if runner.device.type == "cuda":
+            return words_of(runner)
+        return f"{words_of(runner)}, {get_exec().num_threads} threads"
 
     @property
     def is_exact(self) -> bool:
-        runner = self.target.runner
-        pair = runner.attention_pair
-        return {runner.ops.implementation, pair.prefill, pair.decode} == {"native"}
+        return is_exact(self.target.runner)
 
     def worker(
         self, *, num_tokens: int, page_size: int, max_rows: int, algorithm: str | None
@@ -125,59 +133,67 @@ class DeviceRig:
     """A `Rig` of runners that work on behind the host's back, recorded steps included."""
 
     def __init__(self, plain: DeviceWorker, drafts: list[ModelRunner]) -> None:
-        self._plain = plain
+        """Holds nothing that `plain` recorded: it makes room for the engines to come."""
+        self._facts, self._timeline, self._staging = plain.facts, plain.timeline, plain.staging
         self._runners = [plain.runner, *drafts]
-        self._threads: list[ThreadPoolExecutor] = []
+        self._thread: ThreadPoolExecutor | None = None  # of an engine whose guesses are the host's
 
     @property
     def kernels(self) -> str:
-        runner = self._plain.runner
+        runner = self._runners[0]
         sizes = len(runner.spec.graph_sizes) + len(runner.spec.prefill_graph_sizes)
         return f"{words_of(runner)}, {sizes} CUDA graphs" if sizes else words_of(runner)
 
     @property
     def is_exact(self) -> bool:
-        return self._plain.runner.deterministic
+        return is_exact(self._runners[0])
 
     @torch.inference_mode()
     def worker(
         self, *, num_tokens: int, page_size: int, max_rows: int, algorithm: str | None
     ) -> Worker:
-        old, runner = self._plain, self._plain.runner
-        old.timeline.mark().wait()
+        self._end_engine()
+        runner, timeline, staging = self._runners[0], self._timeline, self._staging
         facts = replace(
-            old.facts,
+            self._facts,
             num_pages=1 + num_tokens // page_size,
             page_size=page_size,
             max_rows=max_rows,
         )
         renew(self._runners, facts)
         sizes = tuple(size for size in runner.spec.graph_sizes if size <= max_rows)
-        self._plain = DeviceWorker(
+        plain = DeviceWorker(
             runner,
             DeviceSampler(max_rows, facts.vocab_size, runner.device),
             facts,
-            old.timeline,
-            DecodeGraphs(runner, old.timeline, old.staging, sizes),
-            PrefillCudaGraphRunner(runner, old.timeline, ()),
-            old.staging,
+            timeline,
+            DecodeGraphs(runner, timeline, staging, sizes),
+            PrefillCudaGraphRunner(runner, timeline, runner.spec.prefill_graph_sizes),
+            staging,
         )
         if algorithm is None:
-            return self._plain
+            return plain
         if algorithm in CHAINS and self._runners[1:]:
-            return speculate_on_device(self._plain, self._runners[1:])
+            return speculate_on_device(plain, self._runners[1:])
         return self._ask_host(facts, algorithm)
+
+    def _end_engine(self) -> None:
+        """The one before this: its steps, a broken one's too, its graphs, and what it held of the
+        device's memory, which nobody can free while something is recorded."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+        self._timeline.forget()
+        gc.collect()  # a scheduler and its outbox know each other
+        torch.cuda.empty_cache()
 
     def _ask_host(self, facts: WorkerFacts, algorithm: str) -> Worker:
         """Guesses that the host makes or chooses; steps are not recorded then."""
-        runner = self._plain.runner
-        thread = ThreadPoolExecutor(1, "model", initializer=self._plain.timeline.join)
-        self._threads.append(thread)
+        runner = self._runners[0]
+        thread = self._thread = ThreadPoolExecutor(1, "model", initializer=self._timeline.join)
         sampler = Sampler(facts.max_rows, facts.vocab_size, runner.device, runner.ops.best_token)
         worker = TpModelWorker(runner, sampler, facts, thread)
         return SpeculativeWorker(worker, ALGORITHMS[algorithm](worker, self._runners[1:]))
 
     def close(self) -> None:
-        for thread in self._threads:
-            thread.shutdown()
-        self._plain.close()
+        self._end_engine()

@@ -19,7 +19,7 @@ NO_DRAFT = (
 class Variant:
     """`rounds`: how often the requests are run, the later times with a warm cache. `about`: what must
     take place for this run to prove anything, a name of `srt.verify.evidence`. `why_not`: why it
-    cannot be run here."""
+    cannot be run here. `is_settled`: the worker's chores for quiet moments are done before."""
 
     name: str
     settings: Settings
@@ -31,6 +31,7 @@ class Variant:
     stream: bool = False
     about: str | None = None
     why_not: str | None = None
+    is_settled: bool = False
 
 
 def baseline(requests: Sequence[Work], page_size: int) -> Variant:
@@ -129,6 +130,7 @@ def plan(
             rounds=2,
             stream=True,
             algorithm=algorithm if yours.draft_tokens else None,
+            is_settled=True,
         ),
     ]
 

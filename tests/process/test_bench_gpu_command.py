@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.__main__ import main
+from bench.gpu.child import Job
+from bench.gpu.engines import run_job
+from bench.gpu.folder import read_shape, write_folder
 from bench.gpu.guesses import main as guesses
+from bench.gpu.sets import SMALL
 
 
 def run(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, object], str]:
@@ -57,6 +61,17 @@ def test_an_engine_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str]
     assert code == 0
     assert "flashinfer runs on GPUs" in details["build"]["error"]
     assert "flashinfer runs on GPUs" in details["start"]["error"]
+
+
+def test_an_engine_whose_time_is_over_says_where_it_is(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model = write_folder(tmp_path / "tiny", read_shape("tiny"))
+    flags = ["--model", str(model), "--load-format", "dummy", "--device", "cpu"]
+    job = Job(flags=flags, cache_folder=str(tmp_path), parts=["check"], sizes=SMALL, limit=60)
+    assert "code 1" in dict(run_job(job, 0.1))["engine"]["error"]
+    said = capfd.readouterr().err
+    assert "Timeout" in said and "bench/gpu/child.py" in said
 
 
 def test_guesses_beside_none(capfd: pytest.CaptureFixture[str]) -> None:

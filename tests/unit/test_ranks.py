@@ -67,6 +67,7 @@ class Worker:
     chores: int = 0
     patience: int = 0
     error: Exception | None = None
+    last_words: Exception | None = None
     done: list[str] = field(default_factory=list)
     batches: list[ForwardBatch] = field(default_factory=list)
 
@@ -89,6 +90,8 @@ class Worker:
 
     def close(self) -> None:
         self.done.append("close")
+        if self.last_words is not None:
+            raise self.last_words
 
 
 class Shared(Alone):
@@ -99,6 +102,10 @@ class Shared(Alone):
     def __init__(self, told: list[bytes | None] | None = None) -> None:
         self.told = told or []
         self.said: list[bytes | None] = []
+        self.is_open = True
+
+    def close(self) -> None:
+        self.is_open = False
 
     def share(self, data: bytes | None) -> bytes | None:
         self.said.append(data)
@@ -157,6 +164,14 @@ def test_a_step_that_fails_ends_a_rank() -> None:
     inbox = Inbox([[batch(1)], []])
     with pytest.raises(RuntimeError, match="out of memory"):
         follow(Worker(error=RuntimeError("out of memory")), inbox, Shared(), inbox.stop)
+
+
+def test_a_rank_whose_device_broke_leaves_the_group_too() -> None:
+    group = Shared()
+    leader = LeadingWorker(Worker(last_words=RuntimeError("an illegal access")), [], group)
+    with pytest.raises(RuntimeError, match="illegal"):
+        leader.close()
+    assert not group.is_open
 
 
 def test_what_a_grammar_allows_is_asked_of_rank_0_only() -> None:
