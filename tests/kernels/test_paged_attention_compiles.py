@@ -1,5 +1,5 @@
-"""Triton's own compiler takes the attention kernel for Hopper, in the shapes that are served, and does not
-read keys of 8 bits that come in pairs byte by byte from shared memory."""
+"""Triton's own compiler takes the attention kernel for Hopper, in the shapes that are served. Keys of
+8 bits that come in pairs are not read byte by byte from shared memory."""
 
 from __future__ import annotations
 
