@@ -16,6 +16,7 @@ from srt.config.args import ServerArgs
 from srt.config.flags import add_flags, read_namespace
 from srt.config.trail import InputSource
 from srt.errors import ConfigError
+from srt.launch.bytecode import bytecode_cache
 from srt.launch.ending import leaving_on_sigterm
 from srt.launch.folder import SocketFolder
 from srt.launch.prepare import prepare
@@ -49,7 +50,7 @@ def start_logging(level: str) -> None:
 def child_environment() -> dict[str, str]:
     """The children's environment. OpenMP threads of the text processes would only be in the way of the
     model's, so everything that starts threads by itself is told not to."""
-    return {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    return {**os.environ, **bytecode_cache(cache_folder()), "TOKENIZERS_PARALLELISM": "false"}
 
 
 @contextmanager
