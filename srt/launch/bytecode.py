@@ -1,8 +1,8 @@
 """Where Python keeps what it compiles of the modules that the engine's processes import.
 
-Usually that is beside the sources. But an installer that compiles nothing, into a place where Python may
-not write or is told not to (`PYTHONDONTWRITEBYTECODE`, as in many container images), leaves every process
-of every start to compile torch again, for seconds. Then we keep it in our cache, as we keep kernels.
+Usually that is beside the sources. But after an installer that compiles nothing, in a place where Python
+may not write or is told not to (`PYTHONDONTWRITEBYTECODE`, as in many container images), every process
+of every start compiles torch again, for seconds. Then we keep it in our cache, as we keep kernels.
 """
 
 from __future__ import annotations

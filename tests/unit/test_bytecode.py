@@ -1,4 +1,4 @@
-"""Where the engine's processes keep compiled modules: beside the sources if Python can, else in our cache."""
+"""Where the engine's processes keep compiled modules: beside the sources, or else in our cache."""
 
 from __future__ import annotations
 
