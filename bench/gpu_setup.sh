@@ -46,6 +46,6 @@ fi
 code=$?
 
 if [ -n "$out" ]; then
-  tar czf "$out/cache.tgz" --exclude=./models --exclude=./.restored -C "$TANDEM_CACHE" .
+  tar czf "$out/cache.tgz" --exclude=./models --exclude=./bytecode --exclude=./.restored -C "$TANDEM_CACHE" .
 fi
 exit $code

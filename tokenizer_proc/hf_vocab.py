@@ -10,15 +10,40 @@ import msgspec
 from tokenizers import Tokenizer
 
 from srt.errors import ConfigError
-from tokenizer_proc.vocab import SpellingReader, read_byte_level, read_sentence_piece
+from tokenizer_proc.vocab import (
+    SpellingReader,
+    Vocabulary,
+    read_byte_level,
+    read_sentence_piece,
+    spell_vocabulary,
+)
 
 _SIDE_FILES = ("special_tokens_map.json", "tokenizer_config.json")  # the later one wins
 
 
-class _Parts(msgspec.Struct):
+class _Model(msgspec.Struct):
+    """Spellings by id, or in the order of ids with a score each."""
+
+    vocab: dict[str, int] | list[tuple[str, float]]
+
+
+class _Added(msgspec.Struct):
+    id: int
+    content: str
+    special: bool = False
+
+
+class _Decoder(msgspec.Struct):
     """Of a tokenizer.json, what says how pieces are spelled."""
 
     decoder: dict[str, Any] | None = None
+
+
+class _Pieces(_Decoder, kw_only=True):
+    """And the pieces."""
+
+    model: _Model
+    added_tokens: list[_Added] = []
 
 
 def read_tokenizer(path: Path) -> tuple[Tokenizer, SpellingReader]:
@@ -26,15 +51,33 @@ def read_tokenizer(path: Path) -> tuple[Tokenizer, SpellingReader]:
     one whose pieces are bytes (byte level) or SentencePiece spellings."""
     try:
         data = path.read_bytes()
-        decoder = msgspec.json.decode(data, type=_Parts).decoder
+        decoder = msgspec.json.decode(data, type=_Decoder).decoder
         tokenizer = Tokenizer.from_buffer(data)
     except Exception as error:  # `tokenizers` raises plain Exception
         raise ConfigError(f"{path} cannot be read as a tokenizer: {error}") from None
+    return tokenizer, _reader_of(decoder, path)
+
+
+def read_pieces(path: Path) -> Vocabulary:
+    """The vocabulary of a tokenizer.json, for those who encode nothing: a tenth of a second for 150,000
+    tokens, where the whole tokenizer takes four. Raises ConfigError as `read_tokenizer` does."""
+    try:
+        parts = msgspec.json.decode(path.read_bytes(), type=_Pieces)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as a tokenizer: {error}") from None
+    spellings = parts.model.vocab
+    if isinstance(spellings, list):
+        spellings = {spelling: token for token, (spelling, _) in enumerate(spellings)}
+    added = {one.id: (one.content, one.special) for one in parts.added_tokens}
+    return spell_vocabulary(spellings, added, _reader_of(parts.decoder, path))
+
+
+def _reader_of(decoder: dict[str, Any] | None, path: Path) -> SpellingReader:
     kinds = set(_kinds(decoder))
     if "ByteLevel" in kinds:
-        return tokenizer, read_byte_level
+        return read_byte_level
     if kinds & {"ByteFallback", "Metaspace"}:
-        return tokenizer, read_sentence_piece
+        return read_sentence_piece
     raise ConfigError(
         f"{path} decodes with {', '.join(sorted(kinds)) or 'nothing'}; ByteLevel, ByteFallback and "
         "Metaspace are read, because only their tokens have true bytes"

@@ -9,8 +9,9 @@ from srt.config.gguf_header import read_metadata
 from srt.errors import ConfigError
 from tokenizer_proc.chat_template import ChatTemplate
 from tokenizer_proc.gguf_vocab import build_tokenizer
-from tokenizer_proc.hf_vocab import read_special_tokens, read_template, read_tokenizer
+from tokenizer_proc.hf_vocab import read_pieces, read_special_tokens, read_template, read_tokenizer
 from tokenizer_proc.script_vocab import ScriptCodec, load_script_codec
+from tokenizer_proc.text_stream import TokenBytes
 from tokenizer_proc.vocab import TextCodec, read_vocabulary
 
 
@@ -21,13 +22,37 @@ def load_codec(
     `chat_template_path`: a Jinja file in place of the tokenizer's own. The end tokens are the
     checkpoint's, or else the tokenizer's. Raises ConfigError naming the file at fault."""
     template = None if chat_template_path is None else _read_text(Path(chat_template_path))
-    path = Path(tokenizer_path or model.path)
-    stored = model.format if path == Path(model.path) else None
+    path, stored = _where(model, tokenizer_path)
     if stored == "script":
         return load_script_codec(path, template)
-    if stored == "gguf" or path.suffix == ".gguf":
+    if stored == "gguf":
         return _from_gguf(path, model.end_token_ids, template)
     return _from_folder(path, model.end_token_ids, template)
+
+
+def load_vocabulary(model: ModelFacts, tokenizer_path: str | None = None) -> TokenBytes:
+    """What the tokens stand for, of the codec that `load_codec` returns, sooner where that is possible.
+    Raises ConfigError as it does."""
+    path, stored = _where(model, tokenizer_path)
+    return load_codec(model, tokenizer_path) if stored else read_pieces(_tokenizer_file(path))
+
+
+def _where(model: ModelFacts, tokenizer_path: str | None) -> tuple[Path, str | None]:
+    """And "script", "gguf", or None for a Hugging Face folder or its tokenizer.json."""
+    path = Path(tokenizer_path or model.path)
+    if path == Path(model.path) and model.format == "script":
+        return path, "script"
+    is_gguf = path.suffix == ".gguf" or (path == Path(model.path) and model.format == "gguf")
+    return path, "gguf" if is_gguf else None
+
+
+def _tokenizer_file(path: Path) -> Path:
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ConfigError(
+            f"{file} does not exist; name a folder that has one, or a GGUF file, with --tokenizer"
+        )
+    return file
 
 
 def _from_gguf(path: Path, end_token_ids: list[int], template: str | None) -> TextCodec:
@@ -47,11 +72,8 @@ def _from_gguf(path: Path, end_token_ids: list[int], template: str | None) -> Te
 
 
 def _from_folder(path: Path, end_token_ids: list[int], template: str | None) -> TextCodec:
-    folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
-    if not file.is_file():
-        raise ConfigError(
-            f"{file} does not exist; name a folder that has one, or a GGUF file, with --tokenizer"
-        )
+    file = _tokenizer_file(path)
+    folder = file.parent
     tokenizer, read_spelling = read_tokenizer(file)
     texts = read_special_tokens(folder)
     bos = tokenizer.token_to_id(texts["bos_token"]) if "bos_token" in texts else None

@@ -26,12 +26,13 @@ def _byte_alphabet() -> dict[int, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+_in_alphabet = re.compile(f"[{re.escape(''.join(map(chr, _BYTE_OF)))}]*").fullmatch
 
 
 def read_byte_level(spelling: str) -> bytes:
     """Bytes of a piece in the byte-level alphabet. A piece with other characters is not written in
     it (it was added later) and stands for itself."""
-    if all(ord(character) in _BYTE_OF for character in spelling):
+    if _in_alphabet(spelling):
         return spelling.translate(_BYTE_OF).encode("latin-1")
     return spelling.encode()
 
@@ -53,6 +54,9 @@ class Vocabulary:
     def token_bytes(self, token: int) -> bytes:
         return self.pieces[token] if 0 <= token < len(self.pieces) else b""
 
+    def is_special(self, token: int) -> bool:
+        return token in self.specials
+
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         """The one-shot decode that every stream must equal."""
         kept = (t for t in ids if not (skip_special_tokens and t in self.specials))
@@ -60,17 +64,27 @@ class Vocabulary:
 
 
 def read_vocabulary(tokenizer: Tokenizer, read_spelling: SpellingReader) -> Vocabulary:
-    """Ordinary tokens are read with `read_spelling`; added ones are written as they are."""
-    spellings: Mapping[str, int] = tokenizer.get_vocab(with_added_tokens=True)
-    pieces = [b""] * (max(spellings.values(), default=-1) + 1)
+    """See `spell_vocabulary`."""
+    added = {
+        token: (one.content, one.special)
+        for token, one in tokenizer.get_added_tokens_decoder().items()
+    }
+    return spell_vocabulary(tokenizer.get_vocab(with_added_tokens=True), added, read_spelling)
+
+
+def spell_vocabulary(
+    spellings: Mapping[str, int],
+    added: Mapping[int, tuple[str, bool]],
+    read_spelling: SpellingReader,
+) -> Vocabulary:
+    """Ordinary tokens are read with `read_spelling`; `added` ones (text, whether it is special) are
+    written as they are."""
+    pieces = [b""] * (max((*spellings.values(), *added), default=-1) + 1)
     for spelling, token in spellings.items():
         pieces[token] = read_spelling(spelling)
-    specials = set()
-    for token, added in tokenizer.get_added_tokens_decoder().items():
-        pieces[token] = added.content.encode()
-        if added.special:
-            specials.add(token)
-    return Vocabulary(pieces, frozenset(specials))
+    for token, (text, _) in added.items():
+        pieces[token] = text.encode()
+    return Vocabulary(pieces, frozenset(token for token, (_, special) in added.items() if special))
 
 
 class TextCodec:

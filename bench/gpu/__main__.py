@@ -176,6 +176,7 @@ class Session:
                     "first_s": first.ready_seconds,
                     "second_s": second.ready_seconds,
                     "phases_s": second.phases(),
+                    "moments_s": second.moments,
                 },
             )
             if self.wants("gateway"):

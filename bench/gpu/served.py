@@ -18,6 +18,7 @@ from bench.gpu.callers import MODEL, Calls, Heard
 from bench.gpu.sets import Ask
 
 LOG_LINES = 40
+PHASE = re.compile(r"\w+: .+\n")  # what a start shows, not what is logged
 HEAD_START = 3.0  # seconds for every process of callers to be there
 
 
@@ -30,7 +31,8 @@ class Served:
         self._url: str | None = None
         self._listening = threading.Event()
         self.ready_seconds = 0.0  # from the command to the answer of /health
-        begin = time.perf_counter()
+        self.moments: dict[str, float] = {}  # "scheduler: weights" and the like: seconds after it
+        begin = self._begin = time.perf_counter()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "srt.cli.main", "serve", "--port", "0", *flags],
             stdin=subprocess.DEVNULL,
@@ -63,6 +65,8 @@ class Served:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self._log.append(line)
+            if PHASE.fullmatch(line):
+                self.moments.setdefault(line.rstrip(), time.perf_counter() - self._begin)
             if line.startswith("listening on "):
                 self._url = line.split()[2].rstrip(";")
                 self._listening.set()

@@ -9,17 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from srt.cli.progress import PhaseBars
-from srt.client import Client
 from srt.config.args import ServerArgs
 from srt.config.flags import add_flags, read_namespace
 from srt.config.trail import InputSource
 from srt.errors import ConfigError
+from srt.launch.bytecode import bytecode_cache
 from srt.launch.ending import leaving_on_sigterm
 from srt.launch.folder import SocketFolder
 from srt.launch.prepare import prepare
 from srt.launch.supervisor import ENGINE_ROLES, Supervisor, rank_roles
+
+if TYPE_CHECKING:
+    from srt.client import Client
 
 
 def cache_folder() -> str:
@@ -49,12 +53,14 @@ def start_logging(level: str) -> None:
 def child_environment() -> dict[str, str]:
     """The children's environment. OpenMP threads of the text processes would only be in the way of the
     model's, so everything that starts threads by itself is told not to."""
-    return {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    return {**os.environ, **bytecode_cache(cache_folder()), "TOKENIZERS_PARALLELISM": "false"}
 
 
 @contextmanager
 def running_engine(options: argparse.Namespace) -> Iterator[Client]:
     """A client of the engine at `--connect`, or of one that is started for this command alone."""
+    from srt.client import Client  # `serve` needs none, and can start its processes sooner
+
     if options.keys and not options.connect:
         raise ConfigError("--keys is for --connect: an engine of our own has a private front")
     if options.connect:

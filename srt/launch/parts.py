@@ -3,6 +3,7 @@ ones and differ only in the channels that join them."""
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -20,6 +21,7 @@ from srt.config.context import (
     get_spec,
 )
 from srt.launch.boot import Boot
+from srt.launch.early_context import open_early
 from srt.launch.kernel_caches import announce_compiles, use_kernel_caches
 from srt.launch.supervisor import LAST_WORDS_SECONDS
 from srt.parallel.group import ALONE, Group
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from srt.structured.tokens import TokenTable
     from srt.wire.sockets import ZmqSender
     from tokenizer_proc.codec import Codec
+    from tokenizer_proc.text_stream import TokenBytes
     from tokenizer_proc.tokenizer import TokenizerService
 
 ShowPhase = Callable[[str, float | None], None]
@@ -73,16 +76,16 @@ def build_scheduler_part(
     ConfigError."""
     from srt.scheduler.build import build_scheduler
     from srt.structured.service import ThreadedGrammars
-    from tokenizer_proc.load import load_codec
+    from tokenizer_proc.load import load_vocabulary
 
-    # Its thread reads the vocabulary while the weights load.
-    model, text = boot.facts.model, get_model()
-    paths = text.tokenizer, text.chat_template
+    model, tokenizer = boot.facts.model, get_model().tokenizer
     grammars = ThreadedGrammars(
-        lambda: load_tokens(load_codec(model, *paths), model.vocab_size, model.end_token_ids)
+        lambda: load_tokens(
+            load_vocabulary(model, tokenizer), model.vocab_size, model.end_token_ids
+        )
     )
     watch = PhaseWatch(show)
-    worker = build_worker(boot, watch.show, group)
+    worker = build_worker(boot, watch.show, group, grammars.warm)
     if others:
         from srt.runner.ranks import LeadingWorker
 
@@ -150,16 +153,32 @@ def scheduler_settings() -> Settings:
     )
 
 
-def build_worker(boot: Boot, show: ShowPhase, group: Group = ALONE) -> Worker:
+def build_worker(
+    boot: Boot,
+    show: ShowPhase,
+    group: Group = ALONE,
+    on_imported: Callable[[], None] = lambda: None,
+) -> Worker:
+    """`on_imported`: called when the weights are about to load, which leaves the interpreter to others
+    at times; imports do not."""
     if boot.facts.model.format == "script":
+        on_imported()
         return build_scripted_worker(boot)
     show("imports", None)
-    if get_device().device == "cuda":
+    is_cuda = get_device().device == "cuda"
+    if is_cuda:
         use_kernel_caches(boot.cache_folder, boot.facts.machine)
-        announce_compiles(show)
-    from srt.runner.build import build_worker as build
-    from srt.spec.build import speculate, speculate_on_device, stays_on_device
+        open_early(group.rank)
+    gc.disable()  # what is imported stays: to look through it again and again takes a tenth of the time
+    try:
+        from srt.runner.build import build_worker as build
+        from srt.spec.build import speculate, speculate_on_device, stays_on_device
 
+        if is_cuda:
+            announce_compiles(show)
+    finally:
+        gc.enable()
+    on_imported()
     on_device = speculate_on_device if stays_on_device() and group.size == 1 else None
     return build(boot.cache_folder, show, speculate, group, on_device)
 
@@ -184,11 +203,11 @@ def load_text(boot: Boot) -> Codec:
     return load_codec(boot.facts.model, model.tokenizer, model.chat_template)
 
 
-def load_tokens(codec: Codec, vocab_size: int, end_ids: list[int]) -> TokenTable:
+def load_tokens(vocabulary: TokenBytes, vocab_size: int, end_ids: list[int]) -> TokenTable:
     """`vocab_size` and `end_ids` are the model's."""
     from srt.structured.tokens import build_table
 
-    return build_table(codec.token_bytes, codec.is_special, vocab_size, end_ids)
+    return build_table(vocabulary.token_bytes, vocabulary.is_special, vocab_size, end_ids)
 
 
 def build_tokenizer(

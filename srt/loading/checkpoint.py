@@ -12,8 +12,6 @@ from srt.config.facts import ModelFacts
 from srt.errors import ConfigError
 from srt.layers.parameters import Parameter
 from srt.loading.dummy import dummy_tensors
-from srt.loading.gguf_index import GGUFFile
-from srt.loading.gguf_weights import gguf_tensors, rope_divisors
 from srt.loading.quantized import Value, combine
 from srt.loading.safetensors_files import safetensors_tensors
 from srt.loading.shards import shard_tensors
@@ -60,6 +58,9 @@ def open_checkpoint(
         part.source for parameter in parameters for part in (*parameter.parts, *parameter.biases)
     }
     if load_format == "gguf":
+        from srt.loading.gguf_index import GGUFFile  # its library takes a tenth of a second
+        from srt.loading.gguf_weights import gguf_tensors, rope_divisors
+
         file = GGUFFile(path)
         return Checkpoint(
             tensors=_without_leftovers(gguf_tensors(file, facts, dtype), wanted),

@@ -171,6 +171,8 @@ def _load_target(
     maybe_disable_chunked_prefix_cache(
         use_mla_backend=runner.arch.latent is not None, is_draft_worker=runner.role == "draft"
     )
+    if "flashinfer" in (runner.attention_pair.prefill, runner.attention_pair.decode):
+        show("attention", None)
     if runner.attention_pair.prefill == "flashinfer":
         run(lambda: _have_prefill(runner, show))
     if runner.arch.latent is not None and runner.attention_pair.decode == "flashinfer":
@@ -254,6 +256,7 @@ def _build_device(
 ) -> Worker:
     from srt.runner.build_device import build_device_worker  # what only a GPU needs
 
+    show("device", None)
     timeline = open_timeline(_device_of(group))
     with naming_memory(context, "loading the weights"):
         runner = _load_target(context, cache_folder, show, lambda work: work(), group)

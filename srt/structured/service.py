@@ -80,13 +80,16 @@ class Compiler:
 
 
 class ThreadedGrammars:
-    """The scheduler's `Grammars`. Starts to read the vocabulary at once."""
+    """The scheduler's `Grammars`."""
 
     def __init__(self, load: LoadTokens) -> None:
         self._compiler = Compiler(load, "grammar")
-        self._compiler.warm()
         self._asked: dict[int, Future[tuple[LazyMatcher, bytes]]] = {}
         self._live: dict[int, LazyMatcher] = {}
+
+    def warm(self) -> None:
+        """See `Compiler.warm`."""
+        self._compiler.warm()
 
     def open(self, uid: int, grammar: Grammar) -> None:
         self._asked[uid] = self._compiler.start(grammar)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from srt.config.facts import ModelFacts
 from srt.config.gguf_header import read_metadata
 from srt.errors import ConfigError, InvalidRequest
 from srt.wire.params import ChatMessage, ChatOptions
-from tokenizer_proc.load import load_codec
+from tokenizer_proc.load import load_codec, load_vocabulary
 from tokenizer_proc.vocab import read_byte_level, read_sentence_piece
 
 gguf = pytest.importorskip("gguf")
@@ -219,6 +220,43 @@ def test_sentence_piece_folder(tmp_path: Path) -> None:
     assert not codec.has_chat_template and codec.bos_token_id is None
     with pytest.raises(InvalidRequest, match="no chat template"):
         codec.render([ChatMessage(role="user", content="x")], ChatOptions())
+
+
+def unigram_tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(
+        models.Unigram([("<unk>", 0), ("\u2581a", -1.5), ("<0x41>", -2)], unk_id=0)
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens([AddedToken("<unk>"), AddedToken("</s>")])  # one is there already
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [byte_level_tokenizer, unigram_tokenizer])
+def test_the_vocabulary_alone_is_the_codecs(tmp_path: Path, make: Callable[[], Tokenizer]) -> None:
+    model = facts(write_folder(tmp_path, make()), "safetensors")
+    codec, vocabulary = load_codec(model), load_vocabulary(model)
+    for token in range(-1, codec.vocab_size + 2):
+        assert vocabulary.token_bytes(token) == codec.token_bytes(token)
+        assert vocabulary.is_special(token) == codec.is_special(token)
+    elsewhere = load_vocabulary(facts(Path("/nowhere"), "safetensors"), str(tmp_path))
+    assert elsewhere.token_bytes(1) == codec.token_bytes(1)
+
+
+def test_the_vocabulary_of_a_gguf_file_is_the_codecs(tmp_path: Path) -> None:
+    model = facts(byte_level_gguf(tmp_path / "m.gguf"), "gguf")
+    assert load_vocabulary(model).token_bytes(259) == load_codec(model).token_bytes(259)
+
+
+def test_a_vocabulary_that_is_not_read_says_what_the_codec_says(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.json does not exist; .* GGUF file"):
+        load_vocabulary(facts(tmp_path, "safetensors"))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be read as a tokenizer"):
+        load_vocabulary(facts(tmp_path, "safetensors"))
+    word_piece = Tokenizer(models.BPE({}, []))
+    word_piece.decoder = decoders.WordPiece()
+    with pytest.raises(ConfigError, match="WordPiece"):
+        load_vocabulary(facts(write_folder(tmp_path, word_piece), "safetensors"))
 
 
 def test_folders_that_are_not_read(tmp_path: Path) -> None:
