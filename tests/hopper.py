@@ -1,4 +1,4 @@
-"""Compiling for an sm_90 GPU without one: the assembler comes with Triton."""
+"""Compiling for an sm_90 GPU, or an older one, without any: the assembler comes with Triton."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 
-def pretend_hopper() -> None:
+SMALLEST_ROOM = 99 << 10  # bytes of shared memory that a program has on sm_86, sm_89 and sm_120
+
+
+def pretend_hopper(capability: int = 90) -> None:
     """Triton's own compiler then takes every kernel for one; nothing can be launched."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
@@ -25,7 +28,7 @@ def pretend_hopper() -> None:
             return 0
 
         def get_current_target(self) -> GPUTarget:
-            return GPUTarget("cuda", 90, 32)
+            return GPUTarget("cuda", capability, 32)
 
     driver.set_active(Hopper())
 

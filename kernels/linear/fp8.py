@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.launch import shared_memory
 from kernels.linear import plans, quantize
 from kernels.linear.gate import bind as bind_gate
 from kernels.linear.launches import Extras, Kernels, Norm, Stored
@@ -30,7 +31,8 @@ class Fp8Linear:
         self._channels = num_rows // 2 if gated else num_rows
         self._kernels = Kernels(num_rows, weight.values.device)
         self._quantize, self._silu_mul = quantize.bind(), bind_gate()
-        self._plans = plans.Plans(num_rows, size, kind="fp8", invariant=invariant)
+        room = shared_memory(weight.device)
+        self._plans = plans.Plans(num_rows, size, kind="fp8", invariant=invariant, room=room)
         self.bytes = self._stored.bytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.launch import Launcher
+from kernels.launch import Launcher, shared_memory
 from kernels.linear import plans
 from kernels.linear.gate import bind as bind_gate
 from kernels.linear.int4_kernels import expand_rows, int4_rows
@@ -32,7 +32,8 @@ class Int4Linear:
         num_rows, self._size = weight.shape
         self._num_rows = num_rows
         self._channels = num_rows // 2 if gated else num_rows
-        self._plans = plans.Plans(num_rows, self._size, kind="int4", invariant=invariant)
+        room = shared_memory(weight.device)
+        self._plans = plans.Plans(num_rows, self._size, kind="int4", invariant=invariant, room=room)
         self._done = tile_counters(num_rows, weight.device)
         self._launch, self._expand = Launcher(int4_rows), Launcher(expand_rows)
         self._rms_norm, self._silu_mul = bind_norms().rms_norm, bind_gate()

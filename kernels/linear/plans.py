@@ -7,7 +7,7 @@ sums, nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 TOKEN_TILES = (1, 2, 4, 16, 32, 64, 128, 256)  # tokens that are planned for; others as the next
 SMALLEST_TILE, LARGEST_TILE = 16, TOKEN_TILES[-1]
@@ -181,14 +181,16 @@ FP8: Table = {
 
 MULTIPROCESSORS = 132
 SMALL = 8 << 20  # elements of a weight, up to which tiles beat the library for any few tokens
+WIDE_TILE = 128 * 128
+BYTES = {"plain": 2, "library": 4, "fp8": 1, "int4": 2}  # of what a product multiplies
 
 
 class Plans:
     """Those of one weight. `kind`: "plain", "fp8" or "int4" for what it is stored in; "library": a plain
     one whose products are the library's, but for one token. `invariant`: no token's result depends on
-    how many there are, so K is cut alike for all."""
+    how many there are, so K is cut alike for all. `room`: bytes of shared memory that a program has."""
 
-    def __init__(self, num_rows: int, size: int, *, kind: str, invariant: bool) -> None:
+    def __init__(self, num_rows: int, size: int, *, kind: str, invariant: bool, room: int) -> None:
         self._many: Plan | None = None
         if invariant:
             few = fill_device(num_rows, size, rows=64, block=128, stages=4)
@@ -201,6 +203,8 @@ class Plans:
             if kind == "fp8" and (num_rows % 16 or size % 16):  # what the library does not take
                 self._many = many_alike(TilePlan(rows=64, block=128, stages=4, warps=4), kind)
                 self._few |= {tokens: self._many for tokens in TOKEN_TILES if tokens > FEW}
+        self._many = fit(self._many, LARGEST_TILE, kind, room)
+        self._few = {tokens: fit(plan, tokens, kind, room) for tokens, plan in self._few.items()}
 
     def find(self, num_tokens: int) -> Plan | None:
         """None: the library's turn, and for no tokens too."""
@@ -225,6 +229,21 @@ def few_plan(num_rows: int, size: int, tokens: int, kind: str) -> Plan | None:
         return None
     block = 256 if kind == "fp8" else 128
     return fill_device(num_rows, size, rows=64, block=block, stages=4)
+
+
+def fit(plan: Plan | None, tokens: int, kind: str, room: int) -> Plan | None:
+    """The same in fewer or shorter stages where a program has no room for all of them. No sum changes
+    with it."""
+    if not isinstance(plan, TilePlan):
+        return plan
+    tokens, block = plan.tokens or max(tokens, SMALLEST_TILE), plan.block
+    if plan.rows * tokens >= WIDE_TILE:
+        room -= 4 * plan.rows * tokens  # its sums may pass through shared memory of their own
+    column = (plan.rows + tokens) * BYTES[kind]
+    while block * column > room:
+        block //= 2
+    stages = room // (block * column) + 1  # one is in registers
+    return replace(plan, block=block, stages=min(plan.stages, stages))
 
 
 def any_stream(kind: str) -> StreamPlan:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from kernels.launch import shared_memory
 from kernels.linear import plans
 from kernels.linear.fp8 import Fp8Linear
 from kernels.linear.gate import bind as bind_gate
@@ -48,6 +49,7 @@ class PlainLinear:
             # float32: the library's are as fast as ours, which take no tensor cores for it
             kind="library" if weight.dtype == torch.float32 else "plain",
             invariant=invariant,
+            room=shared_memory(weight.device),
         )
         self.bytes = self._stored.bytes
 

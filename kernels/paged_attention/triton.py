@@ -100,9 +100,12 @@ def tall_shape() -> TileShape:
     return TileShape(rows=64, block=64, warps=4, stages=3, per_sm=2, two_loops=True)
 
 
-def paired_shape(shape: TileShape) -> TileShape:
-    """`shape` for decodes from a cache of 8 bits that leave room for more keys on their way."""
-    return replace(shape, block=128, stages=4)
+def paired_shape(shape: TileShape, head_dim: int, room: int) -> TileShape:
+    """`shape` for decodes from a cache of 8 bits that leave a multiprocessor's memory to few programs:
+    with more keys on their way, if `room` bytes of it hold them."""
+    wide = replace(shape, block=128, stages=4)
+    keys = 2 * (wide.stages - 1) * wide.block * next_power_of_two(head_dim)
+    return wide if keys + 4 * wide.rows * wide.block <= room else shape
 
 
 def early_shape() -> TileShape:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kernels.launch import shared_memory
 from kernels.paged_attention.tiles import cut_tiles
 from kernels.paged_attention.triton import (
     PAIRED_ROWS,
@@ -173,8 +174,9 @@ class TritonAttention:
             if batch.is_settled and is_alone and programs <= EARLY_PROGRAMS:
                 shape = early_shape()
             elif heads.narrow:
-                is_paired = shape.rows <= PAIRED_ROWS and programs <= PAIRED_PROGRAMS
-                shape = paired_shape(shape) if is_paired else shape
+                if shape.rows <= PAIRED_ROWS and programs <= PAIRED_PROGRAMS:
+                    room = shared_memory(batch.page_table.device)
+                    shape = paired_shape(shape, heads.dim, room)
             elif programs <= TALL_PROGRAMS:
                 shape = tall_shape()
         num = count * -(-length // shape.per_tile(heads.group))

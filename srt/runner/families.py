@@ -72,13 +72,13 @@ def attention_of(
 ) -> AttentionBackend:
     """`model` None: a network that drafts, whose layers are dense. `narrow`: the KV cache has 8 bits."""
     if isinstance(model, LatentDecoder):
-        return _mla_backend(pair, model.ups, spec, deterministic=deterministic)
+        return mla_backend(pair, model.ups, spec, deterministic=deterministic)
     if arch.relative is not None:
         return RelativeAttention()
     return build_backend(pair, ops.paged_attention, deterministic=deterministic, narrow=narrow)
 
 
-def _mla_backend(
+def mla_backend(
     pair: BackendPair, ups: Sequence[UpProjection], spec: RunnerSpec, *, deterministic: bool
 ) -> MlaAttention:
     """Reads the schedule's bag once, after the load-time gate has written it; a later write is an error.

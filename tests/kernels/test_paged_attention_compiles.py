@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.hopper import pretend_hopper, run_compiling
+from tests.hopper import SMALLEST_ROOM, pretend_hopper, run_compiling
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -34,7 +34,7 @@ def compile_all() -> int:
         (bf16, subject.tall_shape(), False),
         (bf16, subject.early_shape(), False),
         (i16, decode, False),
-        (i16, subject.paired_shape(decode), False),
+        (i16, subject.paired_shape(decode, 128, 227 << 10), False),
         (i16, replace(subject.early_shape(), rows=16), False),
         (i16, verify, True),
         (e4m3, subject.choose_shape(512, 128, 4, narrow=True), True),
@@ -61,6 +61,15 @@ def compile_all() -> int:
         launch_pdl=True,
     )
     return len(forms) + 1
+
+
+def test_a_gpu_with_little_shared_memory_keeps_the_smaller_shape() -> None:
+    from kernels.paged_attention import triton as subject
+
+    decode = subject.choose_shape(4, 128, 4, narrow=True)
+    assert subject.paired_shape(decode, 128, 227 << 10).block == 2 * decode.block
+    assert subject.paired_shape(decode, 128, SMALLEST_ROOM) == decode
+    assert subject.paired_shape(decode, 64, SMALLEST_ROOM).block == 2 * decode.block
 
 
 if __name__ == "__main__":
