@@ -90,7 +90,8 @@ def rope_write_kv(
     except for padding (slot of page 0), where any of the writers may win.
     q_norm, k_norm: [head_dim], both or neither: weights of an RMS norm of each head before rotation.
     k_scale, v_scale: only for planes of torch.float8_e4m3fn, which hold value / scale, cut off at 448.
-    keep: k and v as the planes then hold them also take their places in qkv, in qkv's dtype.
+    keep: k and v as the planes then hold them also take their places in qkv, whose dtype the planes have
+    unless it is e4m3.
     Positions and slots are trusted to be in range.
     """
     tokens = qkv.shape[0]

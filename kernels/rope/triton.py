@@ -24,7 +24,7 @@ E4M3_MAX = tl.constexpr(448.0)
 
 
 @triton.jit
-def store_half(plane_ptr, places, mask, numbers, inverse, own_ptr, KEEP: tl.constexpr):
+def store_half(plane_ptr, places, mask, numbers, inverse, scale, own_ptr, KEEP: tl.constexpr):
     """Half of some heads, in the plane's type: e4m3 as value / scale, kept within its range. KEEP: what
     the plane now holds goes to own_ptr, too."""
     kind: tl.constexpr = plane_ptr.dtype.element_ty
@@ -34,7 +34,7 @@ def store_half(plane_ptr, places, mask, numbers, inverse, own_ptr, KEEP: tl.cons
     tl.store(plane_ptr + places, stored, mask=mask)
     if KEEP:
         if kind == tl.float8e4nv:
-            stored = stored.to(tl.float32) / inverse
+            stored = stored.to(tl.float32) * scale
         tl.store(own_ptr, stored.to(own_ptr.dtype.element_ty), mask=mask)
 
 
@@ -52,6 +52,8 @@ def rotate_token(
     eps,
     k_inverse,
     v_inverse,
+    k_scale,
+    v_scale,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
@@ -96,18 +98,20 @@ def rotate_token(
         second = second * cosine + first * sine
         if head < HEADS:
             places = (token * HEADS + head) * (2 * HALF) + in_heads
-            store_half(q_ptr, places, mask, turned, 1.0, None, False)
-            store_half(q_ptr, places + HALF, mask, second, 1.0, None, False)
+            store_half(q_ptr, places, mask, turned, 1.0, 1.0, None, False)
+            store_half(q_ptr, places + HALF, mask, second, 1.0, 1.0, None, False)
         else:
             places = (slot * KV_HEADS + head - HEADS) * (2 * HALF) + in_heads
-            store_half(k_ptr, places, mask, turned, k_inverse, heads_ptr, KEEP)
-            store_half(k_ptr, places + HALF, mask, second, k_inverse, heads_ptr + HALF, KEEP)
+            own = heads_ptr + HALF
+            store_half(k_ptr, places, mask, turned, k_inverse, k_scale, heads_ptr, KEEP)
+            store_half(k_ptr, places + HALF, mask, second, k_inverse, k_scale, own, KEEP)
     else:
         places = (slot * KV_HEADS + head - HEADS - KV_HEADS) * (2 * HALF) + in_heads
         first, second = first_half.to(tl.float32), second_half.to(tl.float32)
         ROUNDED: tl.constexpr = KEEP and v_ptr.dtype.element_ty != qkv_ptr.dtype.element_ty
-        store_half(v_ptr, places, mask, first, v_inverse, heads_ptr, ROUNDED)
-        store_half(v_ptr, places + HALF, mask, second, v_inverse, heads_ptr + HALF, ROUNDED)
+        own = heads_ptr + HALF
+        store_half(v_ptr, places, mask, first, v_inverse, v_scale, heads_ptr, ROUNDED)
+        store_half(v_ptr, places + HALF, mask, second, v_inverse, v_scale, own, ROUNDED)
 
 
 def bind() -> RopeWriteKV:
@@ -141,7 +145,7 @@ def bind() -> RopeWriteKV:
         launch(
             (tokens * (num_heads + 2 * num_kv_heads) // group, 1, 1),
             (qkv, positions, cos_sin, slots, k_plane, v_plane, q_norm, k_norm, q),
-            (eps, 1.0 / k_scale, 1.0 / v_scale),
+            (eps, 1.0 / k_scale, 1.0 / v_scale, k_scale, v_scale),
             (num_heads, num_kv_heads, half, group, block, q_norm is not None, keep),
             num_warps=min(max(group * block // 256, 1), 4),
         )

@@ -14,6 +14,7 @@ HALVES = frozenset({"bfloat16", "float16"})
 
 DEVICES = {"cpu": ("CPUs", "the CPU"), "cuda": ("GPUs", "the GPU")}
 MOST_HEADS = 128  # of MLA absorbed by FlashInfer
+LITTLE_MEMORY = frozenset({86, 89, 120, 121})  # 99 KiB of it are shared; tiles of our MLA take 128
 FLAG_WORDS = {FP8: "fp8_e4m3"}  # types that flags call otherwise than torch
 
 
@@ -242,6 +243,11 @@ def _lacks_of_latents(row: Capability, need: Need, half: Half) -> list[str]:
             found.append(f"takes 1, 2, 4 .. {MOST_HEADS} heads of MLA, not {need.heads}")
         if need.query_dtype not in (None, need.dtype):
             found.append(f"reads latents in the type it computes in, not {_word(need.dtype)}")
+    if row.name == "triton" and need.capability in LITTLE_MEMORY:
+        here = _version(need.capability)
+        found.append(
+            f"needs more shared memory for MLA than a GPU of compute capability {here} has"
+        )
     trouble = need.expanded_trouble if half == "prefill" else need.absorbed_trouble
     if row.library == "flashinfer" and trouble:
         found.append(trouble)

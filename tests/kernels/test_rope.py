@@ -142,7 +142,7 @@ def test_what_is_kept_is_what_a_narrow_plane_holds(implementation, library_for, 
         4,
         2,
         64,
-        k_scale=0.5,
+        k_scale=0.3,
         v_scale=0.25,
         keep=True,
         implementation=implementation,
@@ -150,8 +150,9 @@ def test_what_is_kept_is_what_a_narrow_plane_holds(implementation, library_for, 
     )
     q, k, v = qkv.view(4, 8, 64).split((4, 2, 2), dim=1)
     assert torch.equal(q, given[:, :4])
-    assert torch.equal(k, (k_plane.float()[slots] * 0.5).to(BF16))
-    assert torch.equal(v, (v_plane.float()[slots] * 0.25).to(BF16))
+    for kept, plane, scale in ((k, k_plane, 0.3), (v, v_plane, 0.25)):
+        # The interpreter cuts off where the others round.
+        torch.testing.assert_close(kept.float(), plane.float()[slots] * scale, rtol=8e-3, atol=0.0)
     assert not torch.equal(v, given[:, 6:])
 
 

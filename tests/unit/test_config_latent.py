@@ -116,6 +116,16 @@ def test_flashinfer_does_both_halves(tmp_path: Path) -> None:
     assert spec.prefill_attention_backend == spec.decode_attention_backend == "flashinfer"
 
 
+def test_a_gpu_with_little_shared_memory_has_the_slow_reference_for_it(tmp_path: Path) -> None:
+    facts = facts_on(gpu_facts(card={"capability": 89}), tmp_path)
+    with pytest.raises(ConfigError, match="needs more shared memory for MLA") as raised:
+        resolve(ServerArgs(load_format="dummy"), facts, entropy=0)
+    assert "allowed here: --attention-backend sdpa" in str(raised.value)
+    asked = ServerArgs(load_format="dummy", attention_backend="sdpa")
+    [spec] = resolve(asked, facts, entropy=0).runners
+    assert spec.decode_attention_backend == "sdpa"
+
+
 def test_a_cpu_has_sdpa_and_native_is_refused(tmp_path: Path) -> None:
     facts = dummy_facts()
     machine = replace(facts.machine, compiler="cc")
