@@ -53,12 +53,11 @@ def launch_options(device: torch.device) -> Mapping[str, bool]:
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes of it that a program can have: what a multiprocessor has, but for CUDA's own KiB. Of a CPU,
-    where kernels are interpreted, what Hopper has."""
+    """Bytes of it that a program can have. Of a CPU, where kernels are interpreted, what Hopper has."""
     if device.type != "cuda":
         return 227 << 10
     properties = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_multiprocessor) - 1024
+    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
 class Form(NamedTuple):
