@@ -260,7 +260,7 @@ class ModelRunner:
             self.spec,
             self.attention_pair,
             deterministic=self.deterministic,
-            narrow=self.pool.dtype.itemsize == 1,
+            narrow=self.kv_cache_dtype.itemsize == 1,
         )
 
     def write_table(self, writes: list[TableWrite]) -> None:

@@ -17,7 +17,7 @@ from srt.config.dummy import dummy_facts
 from srt.config.facts import Facts
 from srt.config.probe_layers import layer_facts
 from srt.protocols.forward_batch import ForwardBatch, RowSetup, Slice, TableWrite
-from srt.runner import build, model_runner
+from srt.runner import build, families, model_runner
 from srt.runner.build import build_worker
 from srt.runner.draft import build_draft_tp_worker
 from srt.runner.model_runner import ModelRunner
@@ -151,9 +151,7 @@ def test_stamp_before_build_in_every_layer(monkeypatch: pytest.MonkeyPatch) -> N
     dummy()
     target = published_target()
     seen: list[Any] = []
-    monkeypatch.setattr(
-        model_runner, "build_backend", lambda pair, *_, **options: seen.append(pair)
-    )
+    monkeypatch.setattr(families, "build_backend", lambda pair, *_, **options: seen.append(pair))
     for step in range(NUM_LAYERS):
         made = build_draft_tp_worker(get_context().args, target, ops=select("torch"), step=step)
         assert made.spec.step == step and made.role == "draft"

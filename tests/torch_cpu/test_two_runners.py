@@ -17,7 +17,7 @@ from srt.config.context import get_context, get_memory, get_model, publish
 from srt.config.dummy import dummy_facts
 from srt.config.facts import Facts
 from srt.errors import ConfigError
-from srt.runner import attention_pair, build, draft, model_runner
+from srt.runner import attention_pair, build, draft, families, model_runner
 from srt.runner.build import build_worker
 from srt.runner.draft import build_draft_tp_worker
 from srt.runner.model_runner import ModelRunner
@@ -164,9 +164,7 @@ def test_stamp_before_build(monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_draft(target)
     assert (made.attention_pair.prefill, made.attention_pair.decode) == ("sdpa", "sdpa")
     seen: list[Any] = []
-    monkeypatch.setattr(
-        model_runner, "build_backend", lambda pair, *_, **options: seen.append(pair)
-    )
+    monkeypatch.setattr(families, "build_backend", lambda pair, *_, **options: seen.append(pair))
     monkeypatch.setattr(
         model_runner, "resolve_attention_backend_strs", lambda _: pytest.fail("asked again")
     )
