@@ -46,6 +46,7 @@ VALUES = {  # calls whose results nobody can change, or nobody does: Python's, o
 MODULE_STATE = {
     "kernels/launch.py:launch_options": "two options by device; read-only",
     "kernels/launch.py:pdl_supported": "a fact of a device",
+    "kernels/launch.py:shared_memory": "a fact of a device",
     "srt/config/context.py:_context": "the one context of a process, with its phases",
     "srt/config/leaves.py:leaf_table": "a table made of the fields of ServerArgs; read-only",
     "srt/spec/train/fuse.py:compiled": "torch's compilation of a function, made at its first use",

@@ -221,8 +221,12 @@ def measure(case: Case, shape: TileShape, splits: int) -> float:
     return microseconds(calls, rounds=3)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=KINDS, choices=KINDS)
     torch.manual_seed(0)
     tune(parser.parse_args().only)
+
+
+if __name__ == "__main__":
+    main()
