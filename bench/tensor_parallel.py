@@ -142,7 +142,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--sizes", type=lambda text: [int(n) for n in text.split(",")],
                         default=[1, 2], help="numbers of ranks")  # fmt: skip
-    parser.add_argument("--shape", default=None, help=f"of: {', '.join(shape_names())}")
+    parser.add_argument("--shape", choices=shape_names(), metavar="NAME",
+                        help=f"of: {', '.join(shape_names())}")  # fmt: skip
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--check-only", action="store_true", help="compare tokens, measure nothing")
     parser.add_argument("--limit", type=float, default=150, help="seconds for one engine")

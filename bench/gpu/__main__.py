@@ -248,6 +248,11 @@ def main(argv: list[str] | None = None) -> int:
     unknown = {*(options.only or ()), *options.skip} - {*INSIDE, *APART}
     if unknown:
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
+    unknown = {*options.models} - {*shape_names()}
+    if unknown:
+        parser.error(
+            f"there is no shape {', '.join(sorted(unknown))}; known: {', '.join(shape_names())}"
+        )
     found: dict[str, Results] = {}
     began, deadline = time.perf_counter(), time.monotonic() + options.total_limit
     with tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from bench.gpu.engine import Engine
-from bench.gpu.folder import read_shape, write_folder
+from bench.gpu.folder import read_shape, shape_names, write_folder
 from bench.gpu.sets import Ask, Prompts
 from bench.report import describe_machine
 from srt.cli.options import cache_folder
@@ -125,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--shape", default="llama-8b")
+    parser.add_argument("--shape", default="llama-8b", choices=shape_names(), metavar="NAME")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--guesses", type=int, default=3, help="guessed and verified in a step")
     parser.add_argument("--force", type=float, default=3.0, help="tokens put out in a step, mean")

@@ -117,10 +117,12 @@ def watch(supervisor: Supervisor, signals: Signals, drain_seconds: float) -> int
             supervisor.announce_death(dead)
             time.sleep(1.0)  # for the last messages to reach the clients
             raise EngineDead(f"the {dead} process died; see its log above")
-    is_drain = set(ENGINE_ROLES) <= set(supervisor.ready)
+    if not supervisor.is_ready:  # nothing can be open, and a child that starts may end as it likes
+        supervisor.kill()
+        return 0
     dead = supervisor.drain(drain_seconds, lambda: signals.is_forced)
     for role, code in supervisor.stop().items():
-        if dead is None and is_drain and code > 0:  # by itself, with a reason in its log
+        if dead is None and code > 0:  # by itself, with a reason in its log
             dead = role
     if dead is not None:
         raise EngineDead(f"the {dead} process died while draining; see its log above")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import tempfile
 import time
 from pathlib import Path
 
@@ -39,9 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     cache = cache_folder()
+    if options.unpack is not None and options.pack is not None:
+        raise ConfigError("--pack writes and --unpack reads; give one of them")
+    check_writable(cache)
     if options.unpack is not None:
-        if options.pack is not None:
-            raise ConfigError("--pack writes and --unpack reads; give one of them")
         count = unpack(options.unpack, cache, probe_machine())
         print(f"{count} files of compiled kernels put into {Path(cache) / FOLDER}")
         return 0
@@ -57,6 +59,18 @@ def run(options: argparse.Namespace) -> int:
         size = pack(cache, machine, options.pack)
         print(f"{options.pack}: {size / 1e6:.1f} MB")
     return 0
+
+
+def check_writable(cache: str) -> None:
+    """A start goes on without a cache, but nothing of this command would stay. Raises ConfigError."""
+    try:
+        Path(cache).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"the cache {cache} cannot be written: {error.strerror}; name another folder in TANDEM_CACHE"
+        ) from None
 
 
 def warm(options: argparse.Namespace, cache: str) -> tuple[MachineFacts, str]:

@@ -19,7 +19,8 @@ PREFIX = "PYTHONPYCACHEPREFIX"
 
 def bytecode_cache(cache_folder: str, package: str = "torch") -> Mapping[str, str]:
     """Environment variables for children that import `package`; none if its bytecode is where Python
-    looks for it, or will be after the first import, or if the user chose a place. Imports nothing."""
+    looks for it, or will be after the first import, if the user chose a place, or if ours cannot be
+    written: Python then looks nowhere else. Makes the folder, imports nothing."""
     spec = find_spec(package)
     if spec is None or spec.origin is None or sys.pycache_prefix is not None:
         return {}
@@ -28,4 +29,11 @@ def bytecode_cache(cache_folder: str, package: str = "torch") -> Mapping[str, st
         return {}
     if not sys.dont_write_bytecode and os.access(source.parent, os.W_OK):
         return {}
-    return {PREFIX: str(Path(cache_folder).absolute() / FOLDER), "PYTHONDONTWRITEBYTECODE": ""}
+    folder = Path(cache_folder).absolute() / FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return {}
+    if not os.access(folder, os.W_OK):
+        return {}
+    return {PREFIX: str(folder), "PYTHONDONTWRITEBYTECODE": ""}

@@ -48,7 +48,8 @@ class Control:
         self, on_notice: Callable[[dict[str, Any]], None], on_end: Callable[[], None]
     ) -> None:
         """Calls back from a thread. After `on_end` (the parent is gone or closed the pipe) the process
-        has `GRACE_SECONDS` to leave by itself; what its threads do then goes to stderr."""
+        has `GRACE_SECONDS` to leave by itself; what its threads do then goes to stderr, and it ends with
+        code 1, which nobody is left to read."""
 
         def run() -> None:
             for line in self._notices:

@@ -169,6 +169,7 @@ def build_worker(
     if is_cuda:
         use_kernel_caches(boot.cache_folder, boot.facts.machine)
         open_early(group.rank)
+    was_collecting = gc.isenabled()
     gc.disable()  # what is imported stays: to look through it again and again takes a tenth of the time
     try:
         from srt.runner.build import build_worker as build
@@ -177,7 +178,8 @@ def build_worker(
         if is_cuda:
             announce_compiles(show)
     finally:
-        gc.enable()
+        if was_collecting:
+            gc.enable()
     on_imported()
     on_device = speculate_on_device if stays_on_device() and group.size == 1 else None
     return build(boot.cache_folder, show, speculate, group, on_device)

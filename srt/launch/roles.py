@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -22,6 +22,7 @@ from srt.launch.ranks import MEETING, join_ranks, reach_others, run_rank
 from srt.launch.supervisor import RANK
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 AsyncRole = Callable[[Boot, Control, asyncio.Event], Coroutine[Any, Any, None]]
 
 
@@ -31,7 +32,7 @@ def main() -> int:
     control = Control()
     line = control.read_boot()
     if not line:
-        return 70  # the parent died before it said anything
+        return 1  # the parent died before it said anything; nobody reads this
     boot = Boot.decode(line)
     logging.basicConfig(
         level=boot.args.log_level.upper(),
@@ -135,6 +136,18 @@ def listen(
     control.listen(notice, end)
 
 
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What `work` returns; None if `stop` is set before, and then it is cancelled."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if working.done():
+        return working.result()
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)  # for its clean-up
+    return None
+
+
 async def run_detokenizer(boot: Boot, control: Control, stop: asyncio.Event) -> None:
     from srt.launch.parts import load_text
     from srt.wire import codec
@@ -192,11 +205,20 @@ async def run_gateway(boot: Boot, control: Control, stop: asyncio.Event) -> None
 
     control.show_phase("waiting for the tokenizer")
     serving = get_serving()
-    client = await AsyncClient.connect(
+    client: AsyncClient | None = None
+
+    def pass_on(role: str) -> None:
+        if client is not None:  # else nobody has asked for anything yet
+            client.declare_dead(role)
+
+    listen(control, stop, pass_on)  # from now on: the tokenizer may leave before it answers
+    connecting = AsyncClient.connect(
         boot.addresses.front, timeout=600.0, stall_seconds=serving.stall_seconds, name="gateway"
     )
+    client = await unless(stop, connecting)
+    if client is None:
+        return
     try:
-        listen(control, stop, client.declare_dead)
 
         def ready(port: int) -> None:
             control.report_ready(host=serving.host, port=port)

@@ -25,6 +25,7 @@ ENGINE_ROLES = ("scheduler", "detokenizer", "tokenizer")
 ROLES = (*ENGINE_ROLES, "gateway")
 RANK = "rank-"  # and its number: a process that computes beside the scheduler's, which is rank 0
 LISTENERS = ("tokenizer", "gateway")  # those who can tell clients that another process died
+STOP_SECONDS = 3.0  # for all children; less than they give themselves (control.GRACE_SECONDS)
 LAST_WORDS_SECONDS = 4.0  # for the ends of requests to reach their clients
 Progress = Callable[[str, str, float | None], None]  # role, phase, fraction
 
@@ -62,6 +63,10 @@ class Supervisor:
     def pids(self) -> dict[str, int]:
         return {role: child.pid for role, child in self._children.items()}
 
+    @property
+    def is_ready(self) -> bool:
+        return len(self.ready) == len(self._roles)
+
     def start(
         self,
         progress: Progress = show_nothing,
@@ -75,7 +80,7 @@ class Supervisor:
         try:
             for role in self._roles:
                 self._children[role] = Child(role, self._boot, self._events, self._environment)
-            while len(self.ready) < len(self._roles) and not is_stopping():
+            while not self.is_ready and not is_stopping():
                 self._await_report(progress, deadline)
         except BaseException:
             self.kill()
@@ -126,8 +131,9 @@ class Supervisor:
         """Asks those who take requests to refuse new ones and finish the rest. The tokenizer ends what
         is open after `seconds`, or at once when `is_forced`; the gateway passes those ends on, so
         both get a little longer. Returns when they are gone: the role of a child that died meanwhile,
-        which was announced, or None."""
-        was_ready = len(self.ready) == len(self._roles)  # before that a child may end as it likes
+        which was announced, or None. At once while they start: nothing can be open then."""
+        if not self.is_ready:
+            return None
         fronts = {role: self._children[role] for role in LISTENERS if role in self._children}
         for child in fronts.values():
             child.ask_to_stop()
@@ -147,18 +153,23 @@ class Supervisor:
                 continue
             waiting.discard(event.role)
             is_done = event.role in fronts and event.exit_code == 0
-            if was_ready and not is_done and dead is None:
+            if not is_done and dead is None:
                 dead = event.role
                 log.error("%s ended with code %s while draining", dead, event.exit_code)
                 self.announce_death(dead)
                 deadline = min(deadline, time.monotonic() + LAST_WORDS_SECONDS)
         return dead
 
-    def stop(self, grace: float = 3.0) -> dict[str, int]:
-        """Ends every child and returns the exit codes. Idempotent."""
+    def stop(self, grace: float = STOP_SECONDS) -> dict[str, int]:
+        """Ends every child, within `grace` seconds all of them together, and returns the exit codes.
+        Idempotent."""
         for child in self._children.values():
             child.ask_to_stop()
-        codes = {role: self._children[role].end(grace) for role in reversed(list(self._children))}
+        deadline = time.monotonic() + grace
+        codes = {
+            role: child.end(max(0.0, deadline - time.monotonic()))
+            for role, child in reversed(self._children.items())
+        }
         self._children.clear()
         return codes
 

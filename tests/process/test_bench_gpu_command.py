@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from bench.gpu.engines import run_job
 from bench.gpu.folder import read_shape, write_folder
 from bench.gpu.guesses import main as guesses
 from bench.gpu.sets import SMALL
+from bench.tensor_parallel import main as tensor_parallel
 
 
 def run(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, object], str]:
@@ -80,3 +82,17 @@ def test_guesses_beside_none(capfd: pytest.CaptureFixture[str]) -> None:
     assert guesses([*words]) == 0
     figures = json.loads(capfd.readouterr().out.splitlines()[-1])["figures"]
     assert figures["plain"]["2"]["steps"] == 299 >= figures["guesses"]["2"]["steps"] > 0
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"), [(main, "--models"), (guesses, "--shape"), (tensor_parallel, "--shape")]
+)
+def test_a_shape_that_is_not_there_is_refused(
+    command: Callable[[list[str]], int], flag: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        command(["--device", "cpu", flag, "nosuch"])
+    said = capfd.readouterr()
+    last = said.err.splitlines()[-1]
+    assert leaving.value.code == 2 and not said.out
+    assert "error: " in last and "nosuch" in last and "llama-8b" in last

@@ -47,6 +47,20 @@ def test_a_script_is_warm_at_once(
     assert "warm in " in capsys.readouterr().out
 
 
+def test_a_cache_that_cannot_be_written_is_refused(
+    tmp_path: Path,
+    script: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "file" / "cache"))
+    assert main(["warm", "--model", script(["a"])]) == 2
+    said = capsys.readouterr()
+    assert str(tmp_path / "file" / "cache") in said.err and "Not a directory" in said.err
+    assert not said.out
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [

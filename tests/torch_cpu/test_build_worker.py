@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,14 @@ from srt.config.context import get_context, get_exec, get_schedule, publish
 from srt.config.dummy import dummy_facts
 from srt.config.facts import Facts
 from srt.errors import ConfigError
+from srt.launch import parts
+from srt.launch.boot import Boot
 from srt.protocols.forward_batch import ForwardBatch, RowSetup, Slice, TableWrite
 from srt.runner import build
 from srt.runner.build import build_worker
 from srt.runner.model_runner import ModelRunner
 from srt.wire.params import SamplingParams
+from srt.wire.topology import Addresses
 
 
 @pytest.fixture(autouse=True)
@@ -131,3 +135,22 @@ def test_a_pool_too_small_for_one_context_is_refused(tmp_path: Path) -> None:
     get_context().override("test", max_total_tokens=64)
     with pytest.raises(ConfigError, match="set context_length to at most 64"):
         build_worker(str(tmp_path), show)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on: bool
+) -> None:
+    publish_dummy()
+    monkeypatch.setattr(build, "build_worker", lambda *_: None)
+    boot = Boot(
+        args=ServerArgs(model="dummy"), sources={}, facts=facts_with(None), engine_id="", entropy=0,
+        addresses=Addresses.in_folder(str(tmp_path)), cache_folder=str(tmp_path),
+    )  # fmt: skip
+    seen: list[bool] = []
+    (gc.enable if is_on else gc.disable)()
+    try:
+        parts.build_worker(boot, show, on_imported=lambda: seen.append(gc.isenabled()))
+    finally:
+        gc.enable()
+    assert seen == [is_on]

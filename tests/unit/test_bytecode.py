@@ -45,8 +45,18 @@ def test_python_writes_it_itself_where_it_may(
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     assert bytecode_cache(str(tmp_path), "heavy_one") == {}
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != package)
     assert "PYTHONPYCACHEPREFIX" in bytecode_cache(str(tmp_path), "heavy_one")
+
+
+def test_a_cache_that_cannot_be_written_is_no_place(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python would ignore all that is compiled beside other sources, and keep nothing."""
+    (tmp_path / "file").touch()
+    assert bytecode_cache(str(tmp_path / "file"), "heavy_one") == {}
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert bytecode_cache(str(tmp_path), "heavy_one") == {}
 
 
 def test_a_place_that_the_user_chose_goes_first(
