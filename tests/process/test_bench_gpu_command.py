@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -65,14 +66,22 @@ def test_an_engine_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str]
     assert "flashinfer runs on GPUs" in details["start"]["error"]
 
 
-def test_an_engine_whose_time_is_over_says_where_it_is(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_engine_whose_time_is_over_is_ended(tmp_path: Path) -> None:
+    """With whatever code: it may be anywhere when its stacks are read."""
     model = write_folder(tmp_path / "tiny", read_shape("tiny"))
     flags = ["--model", str(model), "--load-format", "dummy", "--device", "cpu"]
     job = Job(flags=flags, cache_folder=str(tmp_path), parts=["check"], sizes=SMALL, limit=60)
-    assert "code 1" in dict(run_job(job, 0.1))["engine"]["error"]
-    said = capfd.readouterr().err
+    assert "its process ended with code" in dict(run_job(job, 0.1))["engine"]["error"]
+
+
+def test_an_engine_that_hangs_says_where() -> None:
+    """It waits for its job, which does not come."""
+    command = [sys.executable, "-m", "bench.gpu.child", "0.5"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert process.wait(10) == 1
     assert "Timeout" in said and "bench/gpu/child.py" in said
 
 
