@@ -15,6 +15,7 @@ from tokenizer_proc.vocab import (
     Vocabulary,
     read_byte_level,
     read_sentence_piece,
+    read_vocabulary,
     spell_vocabulary,
 )
 
@@ -68,8 +69,21 @@ def read_pieces(path: Path) -> Vocabulary:
     spellings = parts.model.vocab
     if isinstance(spellings, list):
         spellings = {spelling: token for token, (spelling, _) in enumerate(spellings)}
+    if not _keep_their_ids(parts.added_tokens, spellings):
+        return read_vocabulary(*read_tokenizer(path))
     added = {one.id: (one.content, one.special) for one in parts.added_tokens}
     return spell_vocabulary(spellings, added, _reader_of(parts.decoder, path))
+
+
+def _keep_their_ids(added: list[_Added], spellings: dict[str, int]) -> bool:
+    """Whether `tokenizers` leaves them as they stand in the file: there an added token that the model
+    knows has the model's id, and others are numbered on from its size."""
+    following = len(spellings)
+    for one in added:
+        if one.id != spellings.get(one.content, following):
+            return False
+        following += one.id == following
+    return True
 
 
 def _reader_of(decoder: dict[str, Any] | None, path: Path) -> SpellingReader:

@@ -242,6 +242,21 @@ def test_the_vocabulary_alone_is_the_codecs(tmp_path: Path, make: Callable[[], T
     assert elsewhere.token_bytes(1) == codec.token_bytes(1)
 
 
+def test_an_added_token_under_a_number_that_it_does_not_get(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer()
+    size = tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens(["<odd>"])
+    model = facts(write_folder(tmp_path, tokenizer), "safetensors")
+    path = tmp_path / "tokenizer.json"
+    parts = json.loads(path.read_text())
+    (odd,) = (one for one in parts["added_tokens"] if one["content"] == "<odd>")
+    odd["id"] += 5
+    path.write_text(json.dumps(parts))
+    codec, vocabulary = load_codec(model), load_vocabulary(model)
+    assert codec.token_bytes(size) == vocabulary.token_bytes(size) == b"<odd>"
+    assert vocabulary.is_special(size) and not vocabulary.is_special(size + 5)
+
+
 def test_the_vocabulary_of_a_gguf_file_is_the_codecs(tmp_path: Path) -> None:
     model = facts(byte_level_gguf(tmp_path / "m.gguf"), "gguf")
     assert load_vocabulary(model).token_bytes(259) == load_codec(model).token_bytes(259)
