@@ -175,7 +175,7 @@ class FlashInferAttention:
             self._decode = self._turn("decode")
             plan_decode(self._decode, shape, batch)
         if len(batch.rows_host) > count:
-            is_gathered = not has_new and self._is_worth_gathering(batch)
+            is_gathered = not has_new and (self._narrow or self._is_worth_gathering(batch))
             self._form = "ragged" if has_new or is_gathered else "paged"
             self._prefill = self._turn(self._form)
             ends = plan_prefill(self._prefill, shape, batch, self._form)
@@ -185,8 +185,8 @@ class FlashInferAttention:
                 self._gathered = self._room(slots, shape)
 
     def _is_worth_gathering(self, batch: AttentionBatch) -> bool:
-        if self._gather is None or self._narrow:
-            return self._narrow
+        if self._gather is None:
+            return False
         queries = sum(batch.lengths_host[batch.num_decode :])
         keys = queries + sum(batch.starts_host[batch.num_decode :])
         return queries >= LEAST_QUERIES and keys <= min(KEYS_PER_QUERY * queries, MOST_KEYS)

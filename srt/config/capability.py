@@ -182,7 +182,7 @@ def lacks(row: Capability, need: Need, half: Half = "decode") -> list[str]:
     query_dtype = need.query_dtype or need.dtype
     if query_dtype not in row.query_dtypes:
         found.append(f"computes in {_words(row.query_dtypes)}, not {query_dtype}")
-    is_copied = half == "prefill" and need.dtype in row.copied_dtypes
+    is_copied = _is_copied(row, need, half)
     if need.dtype != query_dtype and need.dtype not in row.dtypes and not is_copied:
         found.append(f"reads a KV cache in {_words(row.dtypes)}, not {_word(need.dtype)}")
     if is_copied and not need.has_triton:
@@ -259,9 +259,12 @@ def is_ready(row: Capability, need: Need, half: Half) -> bool:
     if row.ready is None:
         return True
     query_dtype = need.query_dtype or need.dtype
-    is_one_type = query_dtype == need.dtype
-    is_copied = half == "prefill" and need.dtype in row.copied_dtypes
-    return (is_one_type or is_copied) and (query_dtype, need.head_dim) in row.ready
+    is_read = query_dtype == need.dtype or _is_copied(row, need, half)
+    return is_read and (query_dtype, need.head_dim) in row.ready
+
+
+def _is_copied(row: Capability, need: Need, half: Half) -> bool:
+    return half == "prefill" and need.dtype in row.copied_dtypes
 
 
 def can_record(name: str) -> bool:

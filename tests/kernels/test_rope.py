@@ -8,6 +8,7 @@ import torch
 from kernels.rope import rope_write_kv
 
 BF16 = torch.bfloat16
+SLOTS = [8, 3, 1, 5]
 
 
 def angles(context: int, head_dim: int) -> torch.Tensor:
@@ -93,34 +94,29 @@ def test_a_known_rotation(implementation, library_for, device_for):
     assert v_plane[0, 0].tolist() == [5, 6]
 
 
+def rotate_and_keep(qkv, planes, *norms, **options):
+    """4 heads and 2 of K and V, of 64 numbers each. Returns qkv's heads before it, and q, k, v behind
+    it; the planes' rows are those of `SLOTS`."""
+    given = qkv.clone().view(4, 8, 64)
+    positions, slots = torch.tensor([[7, 0, 250, 31], SLOTS], device=qkv.device)
+    table = angles(300, 64).to(qkv.device)
+    rope_write_kv(qkv, positions, table, slots, *planes, 4, 2, 64, *norms, keep=True, **options)
+    return given, qkv.view(4, 8, 64).split((4, 2, 2), dim=1)
+
+
 @pytest.mark.parametrize("implementation", ["reference", "torch", "native", "triton"])
 def test_kept_k_takes_its_place_in_qkv(implementation, library_for, device_for):
     library, device = library_for(implementation), device_for(implementation)
     torch.manual_seed(3)
     qkv = torch.randn(4, 8 * 64).to(BF16).to(device)
-    given = qkv.clone().view(4, 8, 64)
-    k_plane, v_plane = torch.zeros(2, 9, 2, 64, dtype=BF16, device=device)
-    positions, slots = torch.tensor([[7, 0, 250, 31], [8, 3, 1, 5]], device=device)
-    table, norms = angles(300, 64).to(device), torch.rand(2, 64, device=device).to(BF16)
-    rope_write_kv(
-        qkv,
-        positions,
-        table,
-        slots,
-        k_plane,
-        v_plane,
-        4,
-        2,
-        64,
-        *norms,
-        keep=True,
-        implementation=implementation,
-        library=library,
+    k_plane, v_plane = planes = torch.zeros(2, 9, 2, 64, dtype=BF16, device=device)
+    norms = torch.rand(2, 64, device=device).to(BF16)
+    given, (q, k, v) = rotate_and_keep(
+        qkv, planes, *norms, implementation=implementation, library=library
     )
-    q, k, v = qkv.view(4, 8, 64).split((4, 2, 2), dim=1)
-    assert torch.equal(k, k_plane[slots]) and not torch.equal(k, given[:, 4:6])
+    assert torch.equal(k, k_plane[SLOTS]) and not torch.equal(k, given[:, 4:6])
     assert torch.equal(q, given[:, :4])
-    assert torch.equal(v, given[:, 6:]) and torch.equal(v, v_plane[slots])
+    assert torch.equal(v, given[:, 6:]) and torch.equal(v, v_plane[SLOTS])
 
 
 @pytest.mark.parametrize("implementation", ["reference", "torch", "triton"])
@@ -128,31 +124,14 @@ def test_what_is_kept_is_what_a_narrow_plane_holds(implementation, library_for, 
     library, device = library_for(implementation), device_for(implementation)
     torch.manual_seed(3)
     qkv = torch.randn(4, 8 * 64).mul_(30).to(BF16).to(device)
-    given = qkv.clone().view(4, 8, 64)
-    k_plane, v_plane = torch.zeros(2, 9, 2, 64, device=device).to(torch.float8_e4m3fn)
-    positions, slots = torch.tensor([[7, 0, 250, 31], [8, 3, 1, 5]], device=device)
-    table = angles(300, 64).to(device)
-    rope_write_kv(
-        qkv,
-        positions,
-        table,
-        slots,
-        k_plane,
-        v_plane,
-        4,
-        2,
-        64,
-        k_scale=0.3,
-        v_scale=0.25,
-        keep=True,
-        implementation=implementation,
-        library=library,
+    planes = torch.zeros(2, 9, 2, 64, device=device).to(torch.float8_e4m3fn)
+    given, (q, k, v) = rotate_and_keep(
+        qkv, planes, k_scale=0.3, v_scale=0.25, implementation=implementation, library=library
     )
-    q, k, v = qkv.view(4, 8, 64).split((4, 2, 2), dim=1)
     assert torch.equal(q, given[:, :4])
-    for kept, plane, scale in ((k, k_plane, 0.3), (v, v_plane, 0.25)):
+    for kept, plane, scale in zip((k, v), planes, (0.3, 0.25), strict=True):
         # The interpreter cuts off where the others round.
-        torch.testing.assert_close(kept.float(), plane.float()[slots] * scale, rtol=8e-3, atol=0.0)
+        torch.testing.assert_close(kept.float(), plane.float()[SLOTS] * scale, rtol=8e-3, atol=0.0)
     assert not torch.equal(v, given[:, 6:])
 
 

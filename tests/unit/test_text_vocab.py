@@ -262,28 +262,17 @@ def test_the_vocabulary_of_a_gguf_file_is_the_codecs(tmp_path: Path) -> None:
     assert load_vocabulary(model).token_bytes(259) == load_codec(model).token_bytes(259)
 
 
-def test_a_vocabulary_that_is_not_read_says_what_the_codec_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("load", [load_codec, load_vocabulary])
+def test_folders_that_are_not_read(tmp_path: Path, load: Callable[[ModelFacts], object]) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.json does not exist; .* GGUF file"):
-        load_vocabulary(facts(tmp_path, "safetensors"))
+        load(facts(tmp_path, "safetensors"))
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="cannot be read as a tokenizer"):
-        load_vocabulary(facts(tmp_path, "safetensors"))
+        load(facts(tmp_path, "safetensors"))
     word_piece = Tokenizer(models.BPE({}, []))
     word_piece.decoder = decoders.WordPiece()
     with pytest.raises(ConfigError, match="WordPiece"):
-        load_vocabulary(facts(write_folder(tmp_path, word_piece), "safetensors"))
-
-
-def test_folders_that_are_not_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tokenizer\.json does not exist; .* GGUF file"):
-        load_codec(facts(tmp_path, "safetensors"))
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match="cannot be read as a tokenizer"):
-        load_codec(facts(tmp_path, "safetensors"))
-    word_piece = Tokenizer(models.BPE({}, []))
-    word_piece.decoder = decoders.WordPiece()
-    with pytest.raises(ConfigError, match="WordPiece"):
-        load_codec(facts(write_folder(tmp_path, word_piece), "safetensors"))
+        load(facts(write_folder(tmp_path, word_piece), "safetensors"))
     with pytest.raises(ConfigError, match="--chat-template"):
         load_codec(facts(tmp_path, "safetensors"), None, str(tmp_path / "none.jinja"))
 
